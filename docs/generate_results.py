@@ -27,7 +27,7 @@ from typing import Any
 from patterns import judged
 
 from bertvision.pipelines.results.columns import Column
-from bertvision.pipelines.tasks.scores import METRICS
+from bertvision.pipelines.tasks.metrics import METRICS
 from bertvision.pipelines.text import signed
 
 RESULTS = Path(__file__).parent / "results"
@@ -158,7 +158,7 @@ def _interval(value: float, low: float, high: float) -> str:
 
 def _compared(first: Mapping[str, Any], title: str) -> str:
     """The units of a run's comparisons, and what was drawn."""
-    metric, drawn, items = METRICS[first["metric"]], first["clusters"], first["questions"]
+    metric, drawn, items = METRICS[first["metric"]].label, first["clusters"], first["questions"]
     clusters, name = first["words"]
     over = f"{drawn:,} {clusters} with {items:,} {name}" if drawn < items else f"{items:,} {name}"
     return f"{title or 'Differences in '}points of {metric}, bootstrap over {over}"
@@ -214,7 +214,7 @@ def spread(task: str) -> str:
     """Methods of fine-tuning on a task, a row for each, and their difference from the first."""
     content = json.loads((RESULTS / "variants" / f"{task}.json").read_text(encoding="utf-8"))
     names = (f"failed of {content['rows'][0]['runs']}", "difference (95 %)", "trained weights")
-    columns = [Column("", "method", "text"), Column("", METRICS[content["metric"]])]
+    columns = [Column("", "method", "text"), Column("", METRICS[content["metric"]].label)]
     costs = ("fine_tuning_seconds", "extraction_seconds", "training_seconds")
     timed = costs[0] in content["rows"][0]
     columns += [Column("", name) for name in (*names, *["seconds"][:timed])]

@@ -59,7 +59,7 @@ class SplitSpec:
     Attributes:
         tag: the snapshot.
         split: its name.
-        encoding: int8, int4, bfloat16, float16 or float32.
+        encoding: One of `layout.ENCODINGS`.
         layers: indices of the hidden states to keep; 0 is the embedding output.
         hidden_size: channels of a hidden state.
         provenance: everything the activations depend on, as JSON scalars.

@@ -150,14 +150,14 @@ _OFFERED: dict[str, Offered] = {
     "train_split": _splits,
     "heads": _trained,
     "task": _tasks,
-    "pool": _known("pipelines.tasks.registry", "POOLINGS"),
+    "pool": _known("pipelines.poolings", "POOLINGS"),
     "decay": _fixed("none", "linear"),
     "variant": _known("pipelines.variants.registry", "VARIANTS"),
 }
 """By parameter, in every command."""
 _OF_COMMANDS: dict[tuple[str, str], Offered] = {
     ("extract", "checkpoint"): _new_tags,
-    ("extract", "tokens"): _known("pipelines.tasks.registry", "POOLINGS", "none"),
+    ("extract", "tokens"): _known("pipelines.poolings", "POOLINGS", "none"),
     ("extract", "windows"): _fixed("cut", "split", "pack"),
     ("train", "heads"): _HEADS,
     **{(name, "distil"): _tags for name in ("train", "sweep")},

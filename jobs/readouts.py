@@ -17,6 +17,7 @@ from bertvision.pipelines.declare import (
     NewEncoding,
     NewModel,
     PairColumn,
+    Poolings,
     PrecisionOption,
     Resamples,
     SkipBad,
@@ -72,7 +73,7 @@ def probe(
     checkpoint: Tags = "0e",
     untrained: bool = False,
     layers: Layers = "all",
-    pool: Names = "cls,mean",
+    pool: Poolings = "cls,mean",
     concat: Names | None = None,
     mlp: bool = False,
     control: bool = False,
@@ -97,7 +98,6 @@ def probe(
         checkpoint: Snapshots, such as 0e,1e.
         untrained: Also probe the twin with random weights.
         layers: Hidden states, such as 0,6,12 (0: embeddings), or all.
-        pool: Poolings of a window's tokens: cls,sep,mean,max.
         concat: Also layers put end to end, such as first+last,0+3+6.
         mlp: Probe with a hidden layer of 50 sigmoids, not linearly.
         control: Also probe the control task, for selectivity.
@@ -266,7 +266,7 @@ def rank(
     data: DataSource = None,
     checkpoint: Tags = "0e",
     scorers: Names = "cosine,bilinear,logistic,mlp",
-    pool: Names = "mean",
+    pool: Poolings = "mean",
     layers: str = "all",
     seeds: Annotated[int, Option(ge=1)] = 1,
     options: RankOptions = DEFAULTS,
@@ -290,7 +290,6 @@ def rank(
         checkpoint: Snapshots, such as 0e,1e; untrained has random weights.
         scorers: Scorers: cosine,bilinear,logistic,mlp,logistic-uv,mlp-uv; and cross-encoder, in a
             workspace of wikiqa_pairs.
-        pool: Pooling of a text's tokens: cls, sep, mean or max.
         layers: all: each hidden state alone; numbers, first (1), last; + puts them end to end:
             all,first+last.
         seeds: How many times each scorer is trained.
@@ -337,7 +336,7 @@ def similarity(
     checkpoint: Tags = "0e",
     untrained: bool = False,
     scorers: Names = "cosine,trained",
-    pool: Names = "mean",
+    pool: Poolings = "mean",
     layers: str = "all",
     options: SimilarityOptions = DEFAULTS,
     model: NewModel = None,
@@ -359,7 +358,6 @@ def similarity(
         checkpoint: Snapshots, such as 0e,1e.
         untrained: Also score the twin with random weights.
         scorers: Scorers: cosine, which learns nothing, and trained.
-        pool: Pooling of a sentence's tokens: cls, sep, mean or max.
         layers: all: each hidden state alone; numbers, first (1), last; + puts them end to end:
             all,first+last.
 

@@ -267,7 +267,7 @@ def error_analysis(
 def errors_table(result: Values) -> str:
     """Groups with their scores, the second answer, agreement with BERT, and the examples."""
     from bertvision.pipelines.results.error_analysis import CELLS, MOST_CLASSES
-    from bertvision.pipelines.tasks.scores import METRICS
+    from bertvision.pipelines.tasks.metrics import METRICS
 
     parts = [f"{result['system']} on {result['split']}: scores in per cent of groups of items"]
     parts += [
@@ -294,7 +294,7 @@ def errors_table(result: Values) -> str:
         table = format_table(["who is right", "n", "part"], rows)
         test = f"McNemar's exact test that both err equally often: p = {cells['p']:.2g}"
         parts.append(f"Beside BERT at the same snapshot\n\n{table}\n{test}")
-    unit = METRICS[result["metrics"][0]]
+    unit = METRICS[result["metrics"][0]].label
     if result["examples"]:
         parts.append("Examples")
     parts += [_example(example, unit) for example in result["examples"]]
@@ -308,10 +308,12 @@ def _matrix(classes: list[str], counts: list[list[int]]) -> str:
 
 
 def _groups(grouping: str, rows: list[dict[str, Any]], metrics: list[str]) -> str:
-    from bertvision.pipelines.tasks.scores import METRICS
+    from bertvision.pipelines.tasks.metrics import METRICS
 
     sides = {"": "", "bert_": "BERT "} if f"bert_{metrics[0]}" in rows[0] else {"": ""}
-    keys = {f"{key}{m}": f"{side}{METRICS[m]}" for key, side in sides.items() for m in metrics}
+    keys = {
+        f"{key}{m}": f"{side}{METRICS[m].label}" for key, side in sides.items() for m in metrics
+    }
     if any(row.get("trivial") for row in rows):  # which earlier versions did not record
         keys["trivial"] = "never answering" if "f1" in metrics else "majority class"
     return format_table(

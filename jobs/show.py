@@ -238,9 +238,9 @@ RowsField = Annotated[
 
 def metric_names(rows: Sequence[Values]) -> dict[str, str]:
     """The metrics that occur, with their names for people, in the order of columns."""
-    from bertvision.pipelines.tasks.scores import METRICS
+    from bertvision.pipelines.tasks.metrics import METRICS
 
-    return {key: name for key, name in METRICS.items() if any(key in row for row in rows)}
+    return {key: m.label for key, m in METRICS.items() if any(key in row for row in rows)}
 
 
 def metric_cells(metrics: Mapping[str, float], keys: Iterable[str]) -> list[str]:
@@ -266,9 +266,9 @@ def baseline_cells(score: float, keys: Iterable[str]) -> tuple[str, list[str]]:
 
 def meanings(keys: Iterable[str]) -> str:
     """Explanations of the shown metrics, to follow a legend."""
-    from bertvision.pipelines.tasks.scores import MEANINGS
+    from bertvision.pipelines.tasks.metrics import METRICS
 
-    return "".join(f"  {MEANINGS[key]}" for key in keys if key in MEANINGS)
+    return "".join(f"  {METRICS[key].meaning}" for key in keys if METRICS[key].meaning)
 
 
 def marked_scores(name: str, scores: Values) -> str:
@@ -307,7 +307,7 @@ def score_charts(rows: Sequence[Values]) -> dict[str, Chart]:
     Args:
         rows: of `results`, where seeds are apart, or of `sweep`, where they are together.
     """
-    from bertvision.pipelines.tasks.scores import CORRELATIONS
+    from bertvision.pipelines.tasks.metrics import METRICS
 
     charts: dict[str, Chart] = {}
     for key in ("score", "difference"):
@@ -320,7 +320,7 @@ def score_charts(rows: Sequence[Values]) -> dict[str, Chart]:
             "score",
         )
         title = names.get(metric, "score")
-        unit = "× 100" if metric in CORRELATIONS else "%"
+        unit = METRICS[metric].unit if metric in METRICS else "%"
         label = f"{title} ({unit})" if key == "score" else f"{title} less BERT's (points)"
         levels = [row["baseline"] for row in scored_rows if row.get("baseline") is not None]
         level = 0.0 if key == "difference" else levels[0] if levels else None

@@ -17,6 +17,7 @@ from bertvision.errors import ProvenanceError, StoreNotFoundError, WorkspaceErro
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.format.records import Provenance, first_difference
 from bertvision.pipelines.options import Options
+from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.records import (
     Record,
     leave_out,
@@ -24,7 +25,6 @@ from bertvision.pipelines.records import (
     read_record,
     write_record,
 )
-from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.workspace.config import Tag
 from bertvision.pipelines.workspace.records import read_snapshot_info
 from bertvision.pipelines.workspace.workspace import Workspace

@@ -27,6 +27,7 @@ from bertvision.featurestore.stored_split import StoredSplit
 from bertvision.featurestore.writer import expected_bytes, free_bytes
 from bertvision.featurestore.writing.origin import check_split, tokenizer_digest
 from bertvision.models.registry import count_parameters
+from bertvision.pipelines.encoders.kept_states import check_poolings
 from bertvision.pipelines.encoders.loading import (
     Dimensions,
     checkpoint_weight_names,
@@ -35,7 +36,6 @@ from bertvision.pipelines.encoders.loading import (
     load_tokenizer,
     read_config,
 )
-from bertvision.pipelines.encoders.poolings import check_poolings
 from bertvision.pipelines.encoders.sites.taps import check_same_sites, snapshot_sites
 from bertvision.pipelines.encoders.weights import weight_names
 from bertvision.pipelines.extraction.contents import (
@@ -48,12 +48,13 @@ from bertvision.pipelines.extraction.extract import wanted_splits
 from bertvision.pipelines.extraction.job import ExtractionJob, check_lengths
 from bertvision.pipelines.extraction.layers import kept_layers
 from bertvision.pipelines.extraction.stored_tokens import plan_jobs
+from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.precision import device, resolve_precision
 from bertvision.pipelines.records import Record, read_record
 from bertvision.pipelines.results.sweep import asked_runs, combinations
 from bertvision.pipelines.stored_name import StoredName
 from bertvision.pipelines.tasks.data import TaskConfig
-from bertvision.pipelines.tasks.registry import TokenPooling, find_task
+from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.tasks.task import Task, load_task
 from bertvision.pipelines.tasks.windows import Windows
 from bertvision.pipelines.training.evaluate import is_evaluated

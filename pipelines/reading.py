@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 from bertvision.errors import InputError
-from bertvision.featurestore.format.names import EncodingName, SnapshotTag
+from bertvision.featurestore.format.layout import EncodingName
+from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.options import PrecisionName
-from bertvision.pipelines.tasks.registry import POOLINGS, TokenPooling
+from bertvision.pipelines.poolings import POOLINGS, TokenPooling
 
 StrPath = str | os.PathLike[str]
 Names = str | Iterable[str]

@@ -32,6 +32,7 @@ from bertvision.pipelines.encoders.forward import (
     PaddedForward,
     groups,
 )
+from bertvision.pipelines.encoders.kept_states import check_poolings
 from bertvision.pipelines.encoders.loading import (
     dimensions,
     find_pretrained,
@@ -41,10 +42,9 @@ from bertvision.pipelines.encoders.loading import (
     pad_id,
     takes_token_types,
 )
-from bertvision.pipelines.encoders.poolings import check_poolings
 from bertvision.pipelines.extraction.split_extraction import calibrate
+from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.tasks.data import Sentence
-from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.tasks.sentences.task import sentence_windows
 from bertvision.pipelines.tasks.squad.read import Answer, Question
 from bertvision.pipelines.tasks.squad.windows import question_windows

@@ -10,7 +10,6 @@ from typing import Literal
 
 from bertvision.errors import InputError
 
-EncodingName = Literal["int8", "int4", "bfloat16", "float16", "float32"]
 CompressionName = Literal["none", "zstd", "pcodec"]
 NonFinite = Literal["error", "record"]
 """Treatment of NaN and infinity: refuse them, or replace and count them (see `encode`)."""

@@ -14,11 +14,8 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from bertvision.errors import counted
-from bertvision.featurestore.format.layout import PLAN_DTYPES, get_encoding
-from bertvision.featurestore.format.names import (
-    CompressionName,
-    EncodingName,
-)
+from bertvision.featurestore.format.layout import PLAN_DTYPES, EncodingName, get_encoding
+from bertvision.featurestore.format.names import CompressionName
 
 FORMAT = "1.1"
 """Format of the store: readers refuse a higher major number. Since 1.1 a shard's record says which

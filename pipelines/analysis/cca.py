@@ -24,7 +24,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 from dask.delayed import delayed
@@ -161,7 +161,7 @@ class CcaResult(LayerByLayer):
     """
 
     kind = "cca"
-    keeps = Keeps("values", "course")
+    keeps: ClassVar[Keeps] = {"int8": "values", "int4": "course"}
     heading = "SVCCA and PWCCA: what layers hold of each other"
     caption = "PWCCA: layers of the first snapshot (rows) and of the second (columns)"
     reading = (

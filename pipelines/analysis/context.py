@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -102,7 +102,7 @@ class ContextResult(AnalysisResult):
     """
 
     kind = "context"
-    keeps = Keeps("values", "course")
+    keeps: ClassVar[Keeps] = {"int8": "values", "int4": "course"}
     heading = "Context: what becomes of words"
     caption = (
         "Similarity of a word's uses, of tokens of a window, and with the static embedding, each "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,11 +27,9 @@ from bertvision.pipelines.records import Count, read_record
 from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.results.systems import read_windows
 from bertvision.pipelines.tasks.logits import Logits, WindowIndex
+from bertvision.pipelines.tasks.metrics import METRICS, MetricName
 from bertvision.pipelines.tasks.registry import head_kind
 from bertvision.pipelines.tasks.scores import (
-    CORRELATIONS,
-    METRICS,
-    Metric,
     headline,
     headline_metric,
     trivial_score,
@@ -105,7 +103,7 @@ class ExitsResult(AnalysisResult):
     layers: Numbers
     fixed: OfLayers
     weights: OfLayers
-    metric: Metric
+    metric: MetricName
     trivial: float | None
     tolerance: float | None
     name: str
@@ -114,7 +112,7 @@ class ExitsResult(AnalysisResult):
 
     def title(self) -> str:
         """One line that says what was measured on how much."""
-        many = f"{METRICS[self.metric]} of {self.n_items:,} items"
+        many = f"{METRICS[self.metric].label} of {self.n_items:,} items"
         if self.n_windows != self.n_items:
             many += f" in {self.n_windows:,} windows"
         return f"Early exits, {self.name}, {many}"
@@ -186,11 +184,11 @@ class ExitsResult(AnalysisResult):
 
     def charts(self) -> dict[str, Chart]:
         """Score over the mean layer, a line for each criterion."""
-        metric = METRICS[self.metric]
+        metric = METRICS[self.metric].label
         chart = curves(
             self.rows(),
             self.metric,
-            f"{metric} ({'× 100' if self.metric in CORRELATIONS else '%'})",
+            f"{metric} ({METRICS[self.metric].unit})",
             by=["criterion"],
             places="layers",
             of_places="mean layer at which windows leave",
@@ -286,7 +284,7 @@ def exits_of_logits(
         layers=tuple(layers),
         fixed=np.array(fixed),
         weights=np.array(weights or [np.nan] * len(layers)),
-        metric=cast(Metric, metric),
+        metric=metric,
         trivial=None if trivial is None else float(trivial),
         tolerance=tolerance if scores else None,
         name=name,

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 from dask.delayed import delayed
@@ -222,7 +222,7 @@ class IsotropyResult(AnalysisResult):
     """
 
     kind = "isotropy"
-    keeps = Keeps("values", "course")
+    keeps: ClassVar[Keeps] = {"int8": "values", "int4": "course"}
     heading = "Isotropy: how tokens spread"
     caption = (
         "Isotropy by layer: cosines, the share of the mean vector, variance in the first principal "

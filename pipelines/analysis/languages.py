@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,7 @@ from bertvision.pipelines.declare import (
 )
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.plotting import Chart, curves
+from bertvision.pipelines.poolings import POOLINGS
 from bertvision.pipelines.progress import progress
 from bertvision.pipelines.reading import Names, Tag, parse_names, parse_poolings, parse_tag, text_of
 from bertvision.pipelines.records import Count
@@ -176,7 +177,7 @@ class LanguagesResult(AnalysisResult):
     """
 
     kind = "languages"
-    keeps = Keeps("course")
+    keeps: ClassVar[Keeps] = {"int8": "course"}
     heading = "How far languages, or other groups of texts, lie apart"
     caption = "Groups of texts by layer: told apart as they are, and after centring"
     reading = (
@@ -407,7 +408,9 @@ def languages(
     data: DataSource = None,
     text: Annotated[str | None, Option(decides=False)] = None,
     label: Annotated[str | None, Option(decides=False)] = None,
-    pool: Annotated[str, Option(apart=True)] = "mean",
+    pool: Annotated[
+        str, Option(f"Pooling of a text's tokens: {', '.join(POOLINGS)}.", apart=True)
+    ] = "mean",
     texts: Annotated[int, Option(ge=10)] = 1_000,
     translations: Annotated[bool, Option(apart=True)] = False,
     precision: PrecisionOption = "auto",
@@ -426,7 +429,6 @@ def languages(
         task: Data sets that are the groups, such as mr,subj; or one with labels.
         text: Column of the texts (task csv; default text).
         label: Column of the groups (task csv; default label).
-        pool: Pooling of a text's tokens: cls, sep, mean or max.
         texts: At most so many of each group.
         translations: The n-th texts of all groups say the same.
         seed: Seed of samples, halves and clusters.

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 
@@ -44,11 +44,9 @@ from bertvision.pipelines.reading import Tag, parse_tag
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.tasks.logits import Logits, WindowIndex
+from bertvision.pipelines.tasks.metrics import METRICS, MetricName
 from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.tasks.scores import (
-    CORRELATIONS,
-    METRICS,
-    Metric,
     headline,
     headline_metric,
     trivial_score,
@@ -228,7 +226,7 @@ class PruningResult(AnalysisResult):
     score: Annotated[Array, Axes.of("steps")]
     random: Annotated[Array, Axes.of("steps")]
     random_sd: Annotated[Array, Axes.of("steps")]
-    metric: Metric
+    metric: MetricName
     trivial: float | None
     layers: Numbers
     heads: Numbers
@@ -244,7 +242,7 @@ class PruningResult(AnalysisResult):
 
     def columns(self) -> list[Column]:
         """Columns for a point of the curve."""
-        metric = METRICS[self.metric]
+        metric = METRICS[self.metric].label
         return [
             Column("percent", "heads left (%)", digits=0),
             Column(self.metric, metric),
@@ -302,7 +300,7 @@ class PruningResult(AnalysisResult):
 
     def charts(self) -> dict[str, Chart]:
         """The score over the heads that are left, and what the loss rises without each head."""
-        metric = METRICS[self.metric]
+        metric = METRICS[self.metric].label
         rows = [
             {"left": 100 * row["left"], "order": name, "score": row[key], "score_sd": row.get(sd)}
             for name, key, sd in (
@@ -315,7 +313,7 @@ class PruningResult(AnalysisResult):
             "score": curves(
                 rows,
                 "score",
-                f"{metric} ({'× 100' if self.metric in CORRELATIONS else '%'})",
+                f"{metric} ({METRICS[self.metric].unit})",
                 by=["order"],
                 places="left",
                 of_places="attention heads left (%)",
@@ -429,7 +427,7 @@ def pruning(
         score=scores[0],
         random=scores[1:].mean(axis=0),
         random_sd=scores[1:].std(axis=0, ddof=1),
-        metric=cast(Metric, metric),
+        metric=metric,
         trivial=trivial,
         layers=tuple(range(1, gates.shape[0] + 1)),
         heads=tuple(range(1, gates.shape[1] + 1)),

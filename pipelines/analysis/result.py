@@ -179,16 +179,8 @@ Kept = Literal["values", "course", "unmeasured"]
 10 %, so that it is the same where the statistic rises and falls."""
 
 
-class Keeps(NamedTuple):
-    """Accuracy of an analysis on tokens, by encoding.
-
-    Attributes:
-        int8: In int8 stores.
-        int4: In int4 stores.
-    """
-
-    int8: Kept = "unmeasured"
-    int4: Kept = "unmeasured"
+Keeps = Mapping[str, Kept]
+"""Accuracy of an analysis on tokens by lossy encoding; ``unmeasured`` where it is missing."""
 
 
 class AnalysisResult(Plotted):
@@ -208,8 +200,7 @@ class AnalysisResult(Plotted):
     """How its columns are to be read: below the table, and above the section of the report."""
     seen: ClassVar[str]
     """Sentence on what its figure shows."""
-    keeps: ClassVar[Keeps] = Keeps()
-    """Its accuracy on what int8 and int4 stores hold; float encodings keep all."""
+    keeps: ClassVar[Keeps] = {}
     noted: ClassVar[tuple[str, ...]] = ()
     """Sentences on the encodings of the splits that were read, where they change what is told."""
 

@@ -23,10 +23,10 @@ from bertvision.pipelines.progress import progress
 from bertvision.pipelines.reading import Tags, parse_tags, path_of
 from bertvision.pipelines.readouts.options import (
     BASELINES,
-    METRICS,
+    SYNTAX_METRICS,
     Baseline,
-    Metric,
     StructureOptions,
+    SyntaxMetric,
     treebank_splits,
 )
 from bertvision.pipelines.records import Count
@@ -106,14 +106,14 @@ class StructureResult(AnalysisResult):
 
     tags: Labels
     layers: Numbers
-    metrics: Annotated[tuple[Metric, ...], Field(min_length=1)]
+    metrics: Annotated[tuple[SyntaxMetric, ...], Field(min_length=1)]
     value: Scores
     low: Scores
     high: Scores
     sd: Scores
     baselines: tuple[Baseline, ...]
     baseline: Annotated[Floats, Axes.of("baselines", "metrics")]
-    tasks: tuple[Metric, ...]
+    tasks: tuple[SyntaxMetric, ...]
     upto: BySeed
     weights: BySeed
     parts: Labels
@@ -362,11 +362,11 @@ def result_of(
     alone, upto = [], []
     for measured in by_seed:
         scores = {m: scale(m) * score(scored) for m, scored in measured.scored.items()}
-        alone.append([scores[metric][:layers] for metric in METRICS])
+        alone.append([scores[metric][:layers] for metric in SYNTAX_METRICS])
         # the mix of the first layer alone is that layer's own probe
         upto.append([np.append(scores[t][:1], scores[t][layers:]) for t in EDGE_PROBES])
     each = np.array(alone)
-    means = {m: _mean([measured.scored[m] for measured in by_seed]) for m in METRICS}
+    means = {m: _mean([measured.scored[m] for measured in by_seed]) for m in SYNTAX_METRICS}
     ends = np.array(
         [scale(m) * interval(mean, options.resamples)[:layers] for m, mean in means.items()]
     )
@@ -376,7 +376,7 @@ def result_of(
     return StructureResult(
         tags=(tag,),
         layers=parts.scored.layers,
-        metrics=METRICS,
+        metrics=SYNTAX_METRICS,
         value=each.mean(axis=0)[None],
         low=ends[None, :, :, 0],
         high=ends[None, :, :, 1],
@@ -399,7 +399,7 @@ def result_of(
     )
 
 
-def scale(metric: Metric) -> float:
+def scale(metric: SyntaxMetric) -> float:
     """The factor that a metric is shown by."""
     return 100.0 if metric in PERCENT else 1.0
 
@@ -411,7 +411,10 @@ def _baselines(parts: Parts, seed: int) -> Floats:
 
     scored = tree_baselines(parts.scored, seed) | {"majority": majority(parts.train, parts.scored)}
     values = [
-        [scale(m) * score(scored[b][m]).mean() if m in scored[b] else np.nan for m in METRICS]
+        [
+            scale(m) * score(scored[b][m]).mean() if m in scored[b] else np.nan
+            for m in SYNTAX_METRICS
+        ]
         for b in BASELINES
     ]
     return np.array(values, np.float64)

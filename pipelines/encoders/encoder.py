@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from bertvision.pipelines.encoders.forward import PackedForward, PaddedForward, can_pack
+from bertvision.pipelines.encoders.kept_states import KeptStates, kept_tokens
 from bertvision.pipelines.encoders.loading import embedded_words, position_offset
 from bertvision.pipelines.encoders.padding_trial import (
     BATCHINGS,
@@ -30,9 +31,8 @@ from bertvision.pipelines.encoders.padding_trial import (
     trial_rows,
     trial_windows,
 )
-from bertvision.pipelines.encoders.poolings import KeptStates, kept_tokens
+from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.precision import Precision, autocast, device
-from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.tasks.windows import Windows
 
 

@@ -25,9 +25,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from bertvision.errors import BertvisionError, InputError
+from bertvision.pipelines.encoders.kept_states import KeptStates
 from bertvision.pipelines.encoders.loading import pad_id, position_offset, takes_token_types
 from bertvision.pipelines.encoders.padding_trial import SIMILAR, Batching
-from bertvision.pipelines.encoders.poolings import KeptStates
 from bertvision.pipelines.encoders.sites.names import Site, sites_of
 from bertvision.pipelines.encoders.sites.taps import Taps
 from bertvision.pipelines.precision import Precision

@@ -41,8 +41,8 @@ from bertvision.pipelines.extraction.contents import provenance, token_ids_diges
 from bertvision.pipelines.extraction.job import ExtractionJob
 from bertvision.pipelines.extraction.shardwork import ShardWork, Written
 from bertvision.pipelines.extraction.stored_tokens import load_sources
+from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.scheduler import ClusterError, connect, is_cluster, raise_from_worker
-from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.workspace.workspace import Workspace
 
 if TYPE_CHECKING:

@@ -25,10 +25,11 @@ from bertvision.pipelines.extraction.job import Extracted as Extracted
 from bertvision.pipelines.extraction.job import ExtractionJob
 from bertvision.pipelines.extraction.split_extraction import SplitExtraction
 from bertvision.pipelines.extraction.stored_tokens import load_sources, plan_jobs
+from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.precision import resolve_precision
 from bertvision.pipelines.progress import parts
 from bertvision.pipelines.stored_name import StoredName
-from bertvision.pipelines.tasks.registry import TokenPooling, find_task
+from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.workspace.dataset import Dataset
 from bertvision.pipelines.workspace.job_options import ExtractOptions
 from bertvision.pipelines.workspace.pretrained import ensure_snapshot

@@ -8,8 +8,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from bertvision.errors import InputError, ProvenanceError
-from bertvision.featurestore.format.layout import get_encoding
-from bertvision.featurestore.format.names import EncodingName
+from bertvision.featurestore.format.layout import EncodingName, get_encoding
 from bertvision.featurestore.format.records import first_difference
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines.extraction.contents import made_from_data
@@ -18,8 +17,8 @@ from bertvision.pipelines.extraction.job import ExtractionJob
 from bertvision.pipelines.extraction.layers import kept_layers
 from bertvision.pipelines.extraction.pooled_split import PooledSplit
 from bertvision.pipelines.extraction.stored_tokens import find_tokens
+from bertvision.pipelines.poolings import POOLINGS, TokenPooling
 from bertvision.pipelines.precision import resolve_precision
-from bertvision.pipelines.tasks.registry import POOLINGS, TokenPooling
 from bertvision.pipelines.workspace.job_options import ExtractOptions
 from bertvision.pipelines.workspace.pretrained import ensure_snapshot
 from bertvision.pipelines.workspace.records import read_snapshot_info
@@ -53,7 +52,7 @@ def ensure_features(
         tags: the snapshots.
         dataset: an added data set; None is the workspace's own data.
         splits: of the data.
-        poolings: ``cls``, ``sep``, ``mean``, ``max``.
+        poolings: Some of `poolings.POOLINGS`.
         layers: that must be there; None is every hidden state, without the pooler's output. Where
             nothing is stored yet all are extracted.
         encoding: of what is missing, and asked of what is stored; None is int8 for what is

@@ -11,11 +11,11 @@ from transformers import PreTrainedModel
 
 from bertvision.errors import InputError
 from bertvision.pipelines.encoders.encoder import Encoder, HiddenStateSource
+from bertvision.pipelines.encoders.kept_states import check_poolings
 from bertvision.pipelines.encoders.loading import check_token_ids, dimensions
-from bertvision.pipelines.encoders.poolings import check_poolings
 from bertvision.pipelines.extraction.layers import kept_layers
+from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.precision import resolve_precision
-from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.tasks.windows import Windows
 from bertvision.pipelines.workspace.job_options import ExtractOptions
 from bertvision.pipelines.workspace.records import SnapshotInfo

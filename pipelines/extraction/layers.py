@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from bertvision.errors import InputError
-from bertvision.pipelines.tasks.registry import TokenPooling
+from bertvision.pipelines.poolings import TokenPooling
 
 Layers = tuple[int, ...]
 """Hidden states of one input, in the order in which they stand end to end."""

@@ -20,7 +20,7 @@ from bertvision.featurestore.format.names import NonFinite
 from bertvision.featurestore.format.records import ShardRecord
 from bertvision.featurestore.writer import SplitWriter
 from bertvision.pipelines.encoders.encoder import HiddenStateSource
-from bertvision.pipelines.tasks.registry import TokenPooling
+from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.tasks.windows import Windows
 
 log = logging.getLogger(__name__)

@@ -38,11 +38,10 @@ from bertvision.featurestore.format.encoding import decode_numpy
 from bertvision.featurestore.format.records import first_difference
 from bertvision.featurestore.lazy import SplitSource, decoded_layers, map_shards
 from bertvision.featurestore.split import ActivationSplit
-from bertvision.pipelines.encoders.poolings import (
+from bertvision.pipelines.encoders.kept_states import (
     KeptStates,
     check_poolings,
     kept_tokens,
-    pool_numpy,
 )
 from bertvision.pipelines.encoders.weights import has_pooler
 from bertvision.pipelines.extraction.contents import (
@@ -58,8 +57,8 @@ from bertvision.pipelines.extraction.job import (
 )
 from bertvision.pipelines.extraction.layers import kept_layers
 from bertvision.pipelines.extraction.pooled_split import PooledSplit
+from bertvision.pipelines.poolings import POOLINGS, TokenPooling, pool_numpy
 from bertvision.pipelines.stored_name import StoredName
-from bertvision.pipelines.tasks.registry import POOLINGS, TokenPooling
 from bertvision.pipelines.tasks.windows import Windows
 from bertvision.pipelines.workspace.records import read_snapshot_info
 from bertvision.pipelines.workspace.snapshots import load_snapshot_tokenizer
@@ -228,9 +227,9 @@ def pool_split(
 
     Args:
         split: a complete split of all tokens.
-        poolings: of cls, sep, mean and max; the order of the axis. Of an encoder whose windows do
-            not begin or end with a special token, cls or sep is a token like any other (see
-            `token_pooling.check_poolings`).
+        poolings: Some of `poolings.POOLINGS`, in the order of the axis. Of an encoder whose windows
+            do not begin or end with a special token, cls or sep is a token like any other (see
+            `encoders.kept_states.check_poolings`).
         layers: indices of hidden states, or all.
 
     Returns:

@@ -20,6 +20,7 @@ from bertvision.featurestore.format.records import Provenance
 from bertvision.pipelines.extraction.layers import Layers, layers_text, wanted_layers
 from bertvision.pipelines.extraction.pooled_split import PooledSplit
 from bertvision.pipelines.measurements import Measurements
+from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.precision import device
 from bertvision.pipelines.progress import progress
 from bertvision.pipelines.readouts.batched import Bools
@@ -42,7 +43,6 @@ from bertvision.pipelines.readouts.probe_measures import (
     measure_mdl,
 )
 from bertvision.pipelines.records import digest_of
-from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.tasks.soundness import SplitSoundness, doubts, is_doubtful
 from bertvision.pipelines.uncertainty import share, share_difference
 from bertvision.pipelines.workspace.workspace import Workspace

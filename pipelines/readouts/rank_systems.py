@@ -23,6 +23,7 @@ from bertvision.pipelines.extraction.pooled_split import PooledSplit
 from bertvision.pipelines.files import new_folder, write_text
 from bertvision.pipelines.finetuning.kept_logits import predict_logits
 from bertvision.pipelines.measurements import check_made_from
+from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.precision import device, resolve_precision
 from bertvision.pipelines.readouts.inputs import (
     Extraction,
@@ -54,7 +55,6 @@ from bertvision.pipelines.readouts.rank_results import (
     system_row,
 )
 from bertvision.pipelines.records import write_record
-from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.tasks.sentences.ranking import (
     PARTS,
     SPLITS,

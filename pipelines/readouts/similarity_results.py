@@ -14,6 +14,7 @@ from bertvision.featurestore.format.records import Provenance
 from bertvision.pipelines.extraction.layers import Layers, layers_text, parse_inputs
 from bertvision.pipelines.extraction.pooled_split import PooledSplit
 from bertvision.pipelines.measurements import Measurements
+from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.precision import device
 from bertvision.pipelines.progress import progress
 from bertvision.pipelines.readouts.batched import Bools, Floats, Ints
@@ -37,7 +38,6 @@ from bertvision.pipelines.readouts.similarity import (
     word_overlap,
 )
 from bertvision.pipelines.records import Count, Record
-from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.tasks.sentences.metrics import pearson, spearman
 from bertvision.pipelines.tasks.sentences.similarity import ENTAILMENT, SPLIT
 from bertvision.pipelines.tasks.soundness import SplitSoundness, doubts, is_doubtful

@@ -40,8 +40,8 @@ from bertvision.pipelines.readouts.batched import (
 from bertvision.pipelines.readouts.batched import train as train_batched
 from bertvision.pipelines.readouts.options import (
     Baseline,
-    Metric,
     StructureOptions,
+    SyntaxMetric,
 )
 from bertvision.pipelines.readouts.trees import (
     LONGEST,
@@ -352,9 +352,9 @@ def expected_layer(scores: Floats, layers: Sequence[int]) -> Floats:
     return layers_expected
 
 
-EDGE_PROBES: dict[Metric, type[EdgeProbes]] = {"upos": UposProbes, "relation": RelationProbes}
+EDGE_PROBES: dict[SyntaxMetric, type[EdgeProbes]] = {"upos": UposProbes, "relation": RelationProbes}
 
-Scored = dict[Metric, Share | ByLength]
+Scored = dict[SyntaxMetric, Share | ByLength]
 """Scores of sentences by metric; in front of the axis of sentences stand systems."""
 
 
@@ -449,7 +449,7 @@ def measure(
     layers, hidden = len(parts.train.layers), parts.train.split.record.hidden_size
     distance = DistanceProbes(layers, hidden, options.rank)
     depth = DepthProbes(layers, hidden, options.rank)
-    edges: dict[Metric, EdgeProbes] = {
+    edges: dict[SyntaxMetric, EdgeProbes] = {
         name: kind(layers, hidden, options.units, classes_of(parts.train, name))
         for name, kind in EDGE_PROBES.items()
     }
@@ -512,12 +512,12 @@ def structural_scores(predictions: Sequence[Floats], golds: Sequence[Gold]) -> S
     }
 
 
-def labels_of(states: TreeStates, task: Metric) -> list[tuple[str, ...]]:
+def labels_of(states: TreeStates, task: SyntaxMetric) -> list[tuple[str, ...]]:
     """(sentences,) labels of each."""
     return [EDGE_PROBES[task].labels(sentence) for sentence in states.sentences]
 
 
-def classes_of(states: TreeStates, task: Metric) -> tuple[str, ...]:
+def classes_of(states: TreeStates, task: SyntaxMetric) -> tuple[str, ...]:
     """The labels that training sentences have, in the order of their names.
 
     Raises:
@@ -532,7 +532,7 @@ def classes_of(states: TreeStates, task: Metric) -> tuple[str, ...]:
     return tuple(classes)
 
 
-def n_labels(states: TreeStates, task: Metric) -> Floats:
+def n_labels(states: TreeStates, task: SyntaxMetric) -> Floats:
     """(sentences,) number of labels of each."""
     return np.array([len(labels) for labels in labels_of(states, task)], np.float64)
 
@@ -580,13 +580,13 @@ class Unlearned(NamedTuple):
     """Training has them and scored sentences have not: nothing is known of them."""
 
 
-def unlearned(train: TreeStates, scored: TreeStates, task: Metric) -> Unlearned:
+def unlearned(train: TreeStates, scored: TreeStates, task: SyntaxMetric) -> Unlearned:
     """The labels of a task without examples on one side."""
     learned, asked = _counts(train, task), _counts(scored, task)
     return Unlearned(_lacking(asked, learned), _lacking(learned, asked))
 
 
-def _counts(states: TreeStates, task: Metric) -> Counter[str]:
+def _counts(states: TreeStates, task: SyntaxMetric) -> Counter[str]:
     return Counter(label for labels in labels_of(states, task) for label in labels)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from bertvision.pipelines.plotting import Chart, Curves, Figure, Series, curves, figure, points
 from bertvision.pipelines.repeats.spread import axis_of, name_of
-from bertvision.pipelines.tasks.scores import METRICS
+from bertvision.pipelines.tasks.metrics import METRICS
 
 SEEN = (
     "A row for each method: a point for each run, and their mean with its standard deviation; runs "
@@ -54,7 +54,7 @@ def spread_charts(found: Row) -> dict[str, Chart]:
         charts["difference"] = points(
             others,
             {"difference": "difference"},
-            f"{METRICS[found['metric']]} less that of {rows[0]['method']} (points)",
+            f"{METRICS[found['metric']].label} less that of {rows[0]['method']} (points)",
             name="method",
             levels={"no difference": 0.0},
         )

@@ -21,9 +21,8 @@ from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.results.results import Result, read_results
 from bertvision.pipelines.results.rows import read_costs
 from bertvision.pipelines.results.systems import find_system, label
+from bertvision.pipelines.tasks.metrics import METRICS
 from bertvision.pipelines.tasks.scores import (
-    CORRELATIONS,
-    METRICS,
     first_trivial_score,
     headline,
     headline_metric,
@@ -50,7 +49,7 @@ def basis(spread: Mapping[str, Any]) -> str:
         spread: fields of `spread.spread`.
     """
     return (
-        f"{spread['task']}, {METRICS[spread['metric']]} on dev, in per cent; trivial answer: "
+        f"{spread['task']}, {METRICS[spread['metric']].label} on dev, in per cent; trivial answer: "
         f"{spread['baseline_name']} {spread['baseline'] or 0.0:.1f}"
     )
 
@@ -61,7 +60,7 @@ def name_of(metric: str) -> str:
     Args:
         metric: its key.
     """
-    return METRICS[metric] + (" correlation" if metric in CORRELATIONS else "")
+    return METRICS[metric].name
 
 
 def axis_of(metric: str) -> str:
@@ -70,7 +69,7 @@ def axis_of(metric: str) -> str:
     Args:
         metric: its key.
     """
-    return f"{name_of(metric)} ({'× 100' if metric in CORRELATIONS else '%'})"
+    return f"{METRICS[metric].name} ({METRICS[metric].unit})"
 
 
 def columns(spread: Mapping[str, Any]) -> list[Column]:
@@ -91,7 +90,7 @@ def columns(spread: Mapping[str, Any]) -> list[Column]:
         Column("method", "method", "text"),
         Column("variant", "variant", "text"),
         Column("runs", "runs", "count"),
-        Column("score", METRICS[spread["metric"]], sd=True),
+        Column("score", METRICS[spread["metric"]].label, sd=True),
         Column("lowest", "lowest"),
         Column("highest", "highest"),
         Column("failed", "failed", "share"),
@@ -356,7 +355,7 @@ def _run(workspace: Workspace, result: Result) -> SeedRun:
 
 def _trivial_name(metrics: Mapping[str, float], metric: str, trivial: float | None) -> str:
     if trivial is None:
-        return "no correlation" if metric in CORRELATIONS else "nothing right"
+        return "no correlation" if METRICS[metric].correlation else "nothing right"
     return trivial_metrics(trivial, metrics)[0].strip("()")
 
 

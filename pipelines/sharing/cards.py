@@ -18,8 +18,9 @@ from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.reader import SplitReader
 from bertvision.featurestore.stored_split import StoredSplit
 from bertvision.pipelines.stored_name import StoredName
+from bertvision.pipelines.tasks.metrics import METRICS
 from bertvision.pipelines.tasks.registry import find_task
-from bertvision.pipelines.tasks.scores import METRICS, headline, headline_metric
+from bertvision.pipelines.tasks.scores import headline, headline_metric
 from bertvision.pipelines.text import size
 from bertvision.pipelines.workspace.records import HeadScores, RunConfig, RunMetrics, SnapshotInfo
 from bertvision.pipelines.workspace.reproduce import extraction_command, training_command
@@ -59,6 +60,7 @@ def head_card(
     results = []
     for score, row in zip(scores, headlines, strict=True):
         key = headline_metric(task, row)
+        name = METRICS[key].label if key in METRICS else key
         results.append(
             EvalResult(
                 task_type=kind,
@@ -67,7 +69,7 @@ def head_card(
                 dataset_split=score.split,
                 metric_type=key,
                 metric_value=round(row[key], 4),
-                metric_name=f"{METRICS.get(key, key)}, hidden states of {score.checkpoint}",
+                metric_name=f"{name}, hidden states of {score.checkpoint}",
             )
         )
     metadata = ModelCardData(
@@ -79,7 +81,7 @@ def head_card(
         model_name=config.run.name if results else None,
         eval_results=results or None,
     )
-    names = {key: name for key, name in METRICS.items() if any(key in row for row in headlines)}
+    names = {key: m.label for key, m in METRICS.items() if any(key in row for row in headlines)}
     return _card(
         "head",
         repository,

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy.typing as npt
 
+from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.tasks.data import TaskConfig, TaskData
 from bertvision.pipelines.tasks.logits import Logits
-from bertvision.pipelines.tasks.registry import TaskKind, TokenPooling, find_task
+from bertvision.pipelines.tasks.registry import TaskKind, find_task
 from bertvision.pipelines.tasks.scores import Scores
 from bertvision.pipelines.tasks.soundness import Example
 from bertvision.pipelines.tasks.windows import Batch, Windows

@@ -12,14 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from bertvision.errors import InputError
-from bertvision.featurestore.format.names import (
-    CompressionName,
-    EncodingName,
-    NonFinite,
-    SnapshotTag,
-)
+from bertvision.featurestore.format.layout import ENCODINGS, EncodingName
+from bertvision.featurestore.format.names import CompressionName, NonFinite, SnapshotTag
 from bertvision.pipelines.options import Option, Options, PrecisionName
-from bertvision.pipelines.tasks.registry import SQUAD, TokenPooling, find_task, is_task
+from bertvision.pipelines.poolings import POOLINGS, TokenPooling
+from bertvision.pipelines.tasks.registry import SQUAD, find_task, is_task
 from bertvision.pipelines.workspace.runs import LABELS_WEIGHT, TEMPERATURE, Run
 
 if TYPE_CHECKING:
@@ -192,7 +189,7 @@ class ExtractOptions(Options):
         tuple[TokenPooling, ...] | None,
         Option(
             "Vectors to keep of a window: none for all tokens, or one for each of "
-            "cls,sep,mean,max; by default what the task's heads take.",
+            f"{','.join(POOLINGS)}; by default what the task's heads take.",
             "--pool",
         ),
     ] = None
@@ -200,9 +197,9 @@ class ExtractOptions(Options):
     itself; with cls goes the pooler output where the snapshot has a pooler."""
     dataset: str | None = None
     """An added data set; None is the workspace's own data."""
-    encoding: Annotated[
-        EncodingName, Option("How to store values: int8, int4, bfloat16, float16 or float32.")
-    ] = "int8"
+    encoding: Annotated[EncodingName, Option(f"How to store values: {', '.join(ENCODINGS)}.")] = (
+        "int8"
+    )
     """Pooled states of early layers lie so close together that bfloat16 rounds away most of what
     tells them apart (measured of [CLS] with all-MiniLM-L6-v2: up to 84 % of it); int8, which stores
     the deviation from a channel's mean, loses 0.7 %."""
@@ -345,7 +342,7 @@ class GenerateOptions(Options):
             "'blocks.*.hook_mlp_out' (docs/sites.md)."
         ),
     ] = None
-    encoding: Annotated[EncodingName, Option("int8, int4, bfloat16, float16 or float32.")] = "int8"
+    encoding: Annotated[EncodingName, Option(f"{', '.join(ENCODINGS)}.")] = "int8"
     permute: Annotated[
         int | None, Option("Seed of a stored order that mixes neighbours.", ge=0)
     ] = None

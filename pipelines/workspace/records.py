@@ -13,10 +13,12 @@ from bertvision.errors import InputError, StoreNotFoundError, UnknownNameError
 from bertvision.featurestore.format.names import check_name
 from bertvision.featurestore.format.records import Provenance
 from bertvision.models import Kind
+from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.records import Count, Record, Settings, read_record
 from bertvision.pipelines.tasks.data import TaskConfig
-from bertvision.pipelines.tasks.registry import NAMED_BY_FILE, TASKS, TokenPooling, path_name
-from bertvision.pipelines.tasks.scores import METRICS, Rules, headline
+from bertvision.pipelines.tasks.metrics import METRICS
+from bertvision.pipelines.tasks.registry import NAMED_BY_FILE, TASKS, path_name
+from bertvision.pipelines.tasks.scores import Rules, headline
 from bertvision.pipelines.workspace.config import DataConfig, FinetuneConfig, ModelConfig, Tag
 from bertvision.pipelines.workspace.runs import LABELS_WEIGHT, TEMPERATURE, Run
 

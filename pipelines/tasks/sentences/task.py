@@ -20,9 +20,9 @@ from transformers import AutoModelForSequenceClassification
 
 from bertvision.errors import InputError
 from bertvision.models.outputs import ClassOutput, class_loss
+from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.tasks.data import Sentence, TaskConfig
 from bertvision.pipelines.tasks.logits import Logits
-from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.tasks.scores import Scores
 from bertvision.pipelines.tasks.sentences.metrics import classification_metrics, regression_metrics
 from bertvision.pipelines.tasks.soundness import Example, linked
