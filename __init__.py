@@ -58,7 +58,7 @@ _MODULES = {
     "pipelines.readouts.options": ("ProbeOptions", "RankOptions", "SimilarityOptions"),
     "pipelines.generation.options": ("GenerateOptions",),
     # heads of one's own
-    "models.registry": ("build_head",),
+    "models.factory": ("build_head",),
     "models.heads": ("SpanHead",),
     "models.classification": ("ClassificationHead",),
     "models.outputs": (
@@ -139,13 +139,13 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.jobs.systems import compare as compare
     from bertvision.jobs.systems import ensemble as ensemble
     from bertvision.models.classification import ClassificationHead as ClassificationHead
+    from bertvision.models.factory import build_head as build_head
     from bertvision.models.heads import SpanHead as SpanHead
     from bertvision.models.outputs import ClassOutput as ClassOutput
     from bertvision.models.outputs import SpanOutput as SpanOutput
     from bertvision.models.outputs import class_loss as class_loss
     from bertvision.models.outputs import distillation_loss as distillation_loss
     from bertvision.models.outputs import span_loss as span_loss
-    from bertvision.models.registry import build_head as build_head
     from bertvision.pipelines.analysis.attention import attention as attention
     from bertvision.pipelines.analysis.cca import cca as cca
     from bertvision.pipelines.analysis.cka import cka as cka
