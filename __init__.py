@@ -61,7 +61,7 @@ _MODULES = {
     ),
     "pipelines.readouts.options": ("ProbeOptions", "RankOptions", "SimilarityOptions"),
     # heads of one's own
-    "models.registry": ("build_head",),
+    "models.factory": ("build_head",),
     "models.heads": ("SpanHead", "ClassificationHead"),
     "models.outputs": (
         "ClassOutput",
@@ -140,6 +140,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.jobs.sweep import sweep as sweep
     from bertvision.jobs.systems import compare as compare
     from bertvision.jobs.systems import ensemble as ensemble
+    from bertvision.models.factory import build_head as build_head
     from bertvision.models.heads import ClassificationHead as ClassificationHead
     from bertvision.models.heads import SpanHead as SpanHead
     from bertvision.models.outputs import ClassOutput as ClassOutput
@@ -147,7 +148,6 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.models.outputs import class_loss as class_loss
     from bertvision.models.outputs import distillation_loss as distillation_loss
     from bertvision.models.outputs import span_loss as span_loss
-    from bertvision.models.registry import build_head as build_head
     from bertvision.pipelines.analysis.attention import attention as attention
     from bertvision.pipelines.analysis.cca import cca as cca
     from bertvision.pipelines.analysis.cka import cka as cka

@@ -243,7 +243,7 @@ def heads(
     Raises:
         UnknownNameError: There is no such head.
     """
-    from bertvision.models.registry import describe_head, describe_heads
+    from bertvision.models.factory import describe_head, describe_heads
 
     layers, hidden, encoder = _dimensions(workspace, layers, hidden)
     if name is not None:

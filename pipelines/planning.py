@@ -26,7 +26,7 @@ from bertvision.featurestore.storage.storage import Storage
 from bertvision.featurestore.stored_split import StoredSplit
 from bertvision.featurestore.writer import expected_bytes, free_bytes
 from bertvision.featurestore.writing.origin import check_split, tokenizer_digest
-from bertvision.models.registry import count_parameters
+from bertvision.models.factory import count_parameters
 from bertvision.pipelines.encoders.kept_states import check_poolings
 from bertvision.pipelines.encoders.loading import (
     Dimensions,

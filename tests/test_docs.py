@@ -22,7 +22,7 @@ from workspaces import write_squad
 
 import bertvision
 from bertvision.cli import app
-from bertvision.models.registry import HEADS, describe_heads
+from bertvision.models.factory import HEADS, describe_heads
 from bertvision.pipelines import analysis
 
 ROOT = Path(__file__).parents[1]

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from bertvision.pipelines.encoders.families import position_offset
 from bertvision.pipelines.encoders.forward import PackedForward, PaddedForward, can_pack
 from bertvision.pipelines.encoders.kept_states import KeptStates, kept_tokens
-from bertvision.pipelines.encoders.loading import embedded_words, position_offset
+from bertvision.pipelines.encoders.loading import embedded_words
 from bertvision.pipelines.encoders.padding_trial import (
     BATCHINGS,
     PACKED,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from bertvision.errors import counted
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.models import Kind
-from bertvision.models.registry import describe_heads
+from bertvision.models.factory import describe_heads
 from bertvision.pipelines.progress import parts
 from bertvision.pipelines.ranks import this_rank
 from bertvision.pipelines.results.results import Result, read_results

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from bertvision.errors import InputError, UnknownNameError, WorkspaceError
 from bertvision.featurestore.storage.durable import make_folder
+from bertvision.models.factory import build_head, kind_of
 from bertvision.models.outputs import ClassOutput, SpanOutput
-from bertvision.models.registry import build_head, kind_of
 from bertvision.pipelines.files import sha256_of_files
 from bertvision.pipelines.records import write_record
 from bertvision.pipelines.sharing import manifest as manifests

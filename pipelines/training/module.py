@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from bertvision.errors import NonFiniteError, WorkspaceError
 from bertvision.models.convolution import recompute_statistics
-from bertvision.models.registry import build_head
+from bertvision.models.factory import build_head
 from bertvision.pipelines.precision import autocast
 from bertvision.pipelines.tasks.task import Task
 from bertvision.pipelines.training.datamodule import HiddenStates

@@ -26,7 +26,7 @@ from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.stream import ActivationLoader, default_buffer
 from bertvision.models import Kind
-from bertvision.models.registry import count_parameters
+from bertvision.models.factory import count_parameters
 from bertvision.pipelines.files import digests_in, new_folder
 from bertvision.pipelines.options import LoggerName
 from bertvision.pipelines.precision import Precision, autocast, device, resolve_precision
