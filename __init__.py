@@ -32,8 +32,7 @@ _MODULES = {
     "jobs.systems": ("ensemble", "compare"),
     "jobs.latency": ("latency", "quantise"),
     "jobs.hub": ("push", "pull"),
-    "jobs.errors": ("error_analysis",),
-    "jobs.results": ("results", "predictions", "table"),
+    "jobs.results": ("error_analysis", "results", "predictions", "table"),
     "jobs.readouts": ("probe", "rank", "similarity"),
     "jobs.show": ("Row", "Rows"),
     "pipelines.extraction.features": ("ensure_features",),
@@ -54,13 +53,16 @@ _MODULES = {
     "pipelines.training.datamodule": ("ActivationDataModule", "HiddenStates"),
     "errors": ("BertvisionError", "BertvisionWarning"),
     # options of what one does
-    "pipelines.workspace.job_options": ("FinetuneOptions", "ExtractOptions", "TrainOptions"),
+    "pipelines.workspace.job_options": (
+        "FinetuneOptions",
+        "ExtractOptions",
+        "TrainOptions",
+        "GenerateOptions",
+    ),
     "pipelines.readouts.options": ("ProbeOptions", "RankOptions", "SimilarityOptions"),
-    "pipelines.generation.options": ("GenerateOptions",),
     # heads of one's own
     "models.factory": ("build_head",),
-    "models.heads": ("SpanHead",),
-    "models.classification": ("ClassificationHead",),
+    "models.heads": ("SpanHead", "ClassificationHead"),
     "models.outputs": (
         "ClassOutput",
         "SpanOutput",
@@ -104,7 +106,6 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.featurestore.writing.appending import ActivationWriter as ActivationWriter
     from bertvision.jobs.doctor import doctor as doctor
     from bertvision.jobs.dry_run import dry_run as dry_run
-    from bertvision.jobs.errors import error_analysis as error_analysis
     from bertvision.jobs.experiment import quickstart as quickstart
     from bertvision.jobs.experiment import report as report
     from bertvision.jobs.experiment import score as score
@@ -128,6 +129,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.jobs.readouts import probe as probe
     from bertvision.jobs.readouts import rank as rank
     from bertvision.jobs.readouts import similarity as similarity
+    from bertvision.jobs.results import error_analysis as error_analysis
     from bertvision.jobs.results import predictions as predictions
     from bertvision.jobs.results import results as results
     from bertvision.jobs.results import table as table
@@ -138,8 +140,8 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.jobs.sweep import sweep as sweep
     from bertvision.jobs.systems import compare as compare
     from bertvision.jobs.systems import ensemble as ensemble
-    from bertvision.models.classification import ClassificationHead as ClassificationHead
     from bertvision.models.factory import build_head as build_head
+    from bertvision.models.heads import ClassificationHead as ClassificationHead
     from bertvision.models.heads import SpanHead as SpanHead
     from bertvision.models.outputs import ClassOutput as ClassOutput
     from bertvision.models.outputs import SpanOutput as SpanOutput
@@ -162,7 +164,6 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.pipelines.analysis.twonn import twonn as twonn
     from bertvision.pipelines.extraction.features import ensure_features as ensure_features
     from bertvision.pipelines.extraction.pooled_split import PooledSplit as PooledSplit
-    from bertvision.pipelines.generation.options import GenerateOptions as GenerateOptions
     from bertvision.pipelines.readouts.options import ProbeOptions as ProbeOptions
     from bertvision.pipelines.readouts.options import RankOptions as RankOptions
     from bertvision.pipelines.readouts.options import SimilarityOptions as SimilarityOptions
@@ -188,6 +189,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.pipelines.variants.variant import Variant as Variant
     from bertvision.pipelines.workspace.job_options import ExtractOptions as ExtractOptions
     from bertvision.pipelines.workspace.job_options import FinetuneOptions as FinetuneOptions
+    from bertvision.pipelines.workspace.job_options import GenerateOptions as GenerateOptions
     from bertvision.pipelines.workspace.job_options import TrainOptions as TrainOptions
     from bertvision.pipelines.workspace.workspace import Workspace as Workspace
 

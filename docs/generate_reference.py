@@ -294,13 +294,13 @@ def field_texts(section: type[BaseModel]) -> dict[str, str]:
     """The text under each field of a class, by the field's name, in one line."""
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(section))).body
     assert isinstance(tree, ast.ClassDef)
-    found = {}
+    texts = {}
     for field, text in zip(tree.body, tree.body[1:], strict=False):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
             value = text.value if isinstance(text, ast.Expr) else None
             if isinstance(value, ast.Constant) and isinstance(value.value, str):
-                found[field.target.id] = " ".join(value.value.split())
-    return found
+                texts[field.target.id] = " ".join(value.value.split())
+    return texts
 
 
 def described(schema: dict[str, Any], section: type[BaseModel]) -> None:

@@ -74,14 +74,14 @@ class ActivationStore(Mapping[str, "SnapshotSplits"]):
 
     def _contents(self) -> tuple[str, list[tuple[str, str]]]:
         """Name of the store, and the splits of each snapshot."""
-        held: dict[str, list[str]] = {}
+        splits: dict[str, list[str]] = {}
         for tag, split in split_names(self.storage):
-            held.setdefault(tag, []).append(split)
+            splits.setdefault(tag, []).append(split)
         rows = [
-            (tag, textwrap.shorten(", ".join(held[tag]), 80, placeholder=" …"))
-            for tag in sorted(held, key=SnapshotTag)
+            (tag, textwrap.shorten(", ".join(splits[tag]), 80, placeholder=" …"))
+            for tag in sorted(splits, key=SnapshotTag)
         ]
-        return f"ActivationStore {self.storage}: {counted(len(held), 'snapshot')}", rows
+        return f"ActivationStore {self.storage}: {counted(len(splits), 'snapshot')}", rows
 
     @classmethod
     def open(cls, path: str | Path) -> ActivationStore:
@@ -217,11 +217,11 @@ class ActivationStore(Mapping[str, "SnapshotSplits"]):
 
     def stored_splits(self) -> list[StoredSplit]:
         """The same as the ledger describes them, which is light."""
-        found = []
+        splits = []
         for names in split_names(self.storage):
             with suppress(IncompleteSplitError):
-                found.append(StoredSplit(self.storage, *names))
-        return found
+                splits.append(StoredSplit(self.storage, *names))
+        return splits
 
     def stored_bytes(self, tag: str, split: str) -> int:
         """Bytes of the committed shards of a split; a damaged record counts nothing.

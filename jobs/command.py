@@ -100,15 +100,15 @@ def _heads_in(ctx: Any) -> list[Path]:
 def _trained(ctx: Any) -> list[str]:
     """Heads that were trained, on the snapshot that was named before, if one was."""
     tag = ctx.params.get("trained_on")
-    found = [p for p in _heads_in(ctx) if tag in (None, p.parents[1].name)]
-    return sorted(path.parent.name for path in found)
+    heads = [p for p in _heads_in(ctx) if tag in (None, p.parents[1].name)]
+    return sorted(path.parent.name for path in heads)
 
 
 def _splits(ctx: Any) -> list[str]:
     """Names of stored splits, at the snapshot that was named before, if one was."""
     tag = ctx.params.get("checkpoint")
-    held = [split for at, split in _stored(ctx) if tag in (None, at)]
-    return [*held, "train", "tune", "dev"]
+    splits = [split for at, split in _stored(ctx) if tag in (None, at)]
+    return [*splits, "train", "tune", "dev"]
 
 
 def _named_splits(ctx: Any) -> list[str]:
@@ -132,8 +132,8 @@ def _known(place: str, name: str, *before: str) -> Offered:
     """Names in a mapping or tuple, or values of a type, which is imported when it is asked for."""
 
     def names(ctx: Any) -> Iterable[str]:
-        held = getattr(import_module(f"bertvision.{place}"), name)
-        return [*before, *(get_args(held) or held)]
+        names = getattr(import_module(f"bertvision.{place}"), name)
+        return [*before, *(get_args(names) or names)]
 
     return names
 

@@ -169,7 +169,7 @@ def logits(
     return Rows(keep_logits(space, tag, splits), logits_table)
 
 
-def logits_table(kept: Sequence[Values]) -> str:
+def logits_table(rows: Sequence[Values]) -> str:
     """Table of the kept logits by split."""
     return format_table(
         ["snapshot", "split", "windows", "size", "seconds", "file"],
@@ -178,7 +178,7 @@ def logits_table(kept: Sequence[Values]) -> str:
                 *(k["tag"], k["split"], f"{k['windows']:,}", size(k["bytes"])),
                 *(f"{k['seconds']:.1f}", k["file"]),
             ]
-            for k in kept
+            for k in rows
         ],
     )
 
@@ -295,10 +295,10 @@ def spread(
         raise InputError("name a folder of runs, such as mrpc, which `bertvision repeat` makes")
     from bertvision.pipelines.repeats.spread import spread as run
 
-    found = Spread.model_validate(run(names))
+    table = Spread.model_validate(run(names))
     if figure is not None:
-        found.figure().save(figure)
-    return found
+        table.figure().save(figure)
+    return table
 
 
 def spread_table(result: Values) -> str:

@@ -110,7 +110,7 @@ def import_states(
     from bertvision.featurestore.store import ActivationStore
     from bertvision.pipelines.foreign.importing import find_source, import_source
 
-    found = find_source(
+    source_there = find_source(
         path.expanduser(),
         lengths=path_of(lengths),
         input_ids=path_of(input_ids),
@@ -120,7 +120,7 @@ def import_states(
         kind=format,
     )
     done = import_source(
-        *(ActivationStore.create(place), tag, split, found),
+        *(ActivationStore.create(place), tag, split, source_there),
         layers=named,
         encoding=encoding,
         compression=compression,

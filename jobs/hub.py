@@ -248,7 +248,7 @@ def _find(api: HfApi, kind: RepositoryKind | None, name: str) -> Repository:
     from bertvision.pipelines.sharing.hub import exists
 
     kinds = get_args(RepositoryKind) if kind is None else (kind,)
-    found = [place for one in kinds if exists(api, place := Repository(name, one))]
-    if len(found) > 1:
-        raise InputError(f"there are several of that name: write {' or '.join(map(str, found))}")
-    return found[0] if found else Repository(name, kinds[0])  # which the hub then says is missing
+    places = [place for one in kinds if exists(api, place := Repository(name, one))]
+    if len(places) > 1:
+        raise InputError(f"there are several of that name: write {' or '.join(map(str, places))}")
+    return places[0] if places else Repository(name, kinds[0])  # which the hub then says is missing

@@ -48,7 +48,7 @@ from bertvision.pipelines.readouts.options import (
     RankOptions,
     SimilarityOptions,
 )
-from bertvision.pipelines.tasks.sentences.labelled_file import Columns
+from bertvision.pipelines.tasks.sentences.rows import Columns
 from bertvision.pipelines.text import fill, format_table, number
 from bertvision.pipelines.workspace.checks import check_cluster, check_snapshots
 from bertvision.pipelines.workspace.data import adding_data, check_data, open_data
@@ -129,13 +129,13 @@ def probe(
     settings: dict[str, object] = {"text": text, "pair": pair, "label": label}
     settings |= {"max_length": max_length, "skip_bad": skip_bad}
     place, source = text_of(store), text_of(data)
-    found = []
+    measured = []
     with ExitStack() as added:
         for space, dataset in [
             added.enter_context(adding_data(root, encoder, name, source, store=place, **settings))
             for name in tasks
         ]:
-            found += run(
+            measured += run(
                 space.at(place),
                 dataset,
                 tags,
@@ -151,7 +151,7 @@ def probe(
                 scheduler=scheduler,
                 memory=int(memory * _GIB),
             )
-    rows = probe_rows(found)
+    rows = probe_rows(measured)
     return Rows(map(Row, rows), probe_table, probe_charts)
 
 
@@ -179,16 +179,16 @@ def probe_table(rows: Sequence[Values]) -> str:
     header += [f"{name} {p}" for name in shown for p in poolings]
     doubts: dict[str, str | None] = {}
     lines = []
-    for (dataset, kind, _, tag), found in by_snapshot(rows).items():
-        doubts.setdefault(dataset, found[0]["doubts"])
+    for (dataset, kind, _, tag), by_pooling in by_snapshot(rows).items():
+        doubts.setdefault(dataset, by_pooling[0]["doubts"])
         name = f"{dataset}{DOUBTFUL}" if doubts[dataset] else dataset
         line = [name, tag, *([kind] if len(kinds) > 1 else [])]
-        line.append(f"{found[0]['majority']:.1f}")
-        best = {r["pooling"]: r for r in found if r["best"]}
+        line.append(f"{by_pooling[0]['majority']:.1f}")
+        best = {r["pooling"]: r for r in by_pooling if r["best"]}
         line += [_cell(best.get(p), layer=True) for p in poolings]
         for text in joined:
-            of = {r["pooling"]: r for r in found if r["layers"] == text}
-            line += [_cell(of.get(p), layer=False) for p in poolings]
+            by_layers = {r["pooling"]: r for r in by_pooling if r["layers"] == text}
+            line += [_cell(by_layers.get(p), layer=False) for p in poolings]
         for more in shown:
             line += [number(best[p][more] if p in best else None, extra[more]) for p in poolings]
         lines.append(line)
@@ -213,14 +213,14 @@ def probe_charts(rows: Sequence[Values]) -> dict[str, Chart]:
         for row in rows
         if "+" not in row["layers"]
     ]
-    of = ["tag", "dataset", "pooling", "probe", "settings"]
-    found: dict[str, Chart] = {}
+    keys = ["tag", "dataset", "pooling", "probe", "settings"]
+    charts: dict[str, Chart] = {}
     for key, label in told.items():
-        if kept := [row for row in single if row[key] is not None]:
-            levels = {"as the twin": 0.0} if key == "difference" else _majorities(kept)
+        if scored_rows := [row for row in single if row[key] is not None]:
+            levels = {"as the twin": 0.0} if key == "difference" else _majorities(scored_rows)
             levels = levels if key in ("accuracy", "difference") else {}
-            found[key] = curves(kept, key, label, by=of, places="layers", levels=levels)
-    return found
+            charts[key] = curves(scored_rows, key, label, by=keys, places="layers", levels=levels)
+    return charts
 
 
 def _majorities(rows: Sequence[Values]) -> dict[str, float]:
@@ -383,11 +383,11 @@ def similarity(
     from bertvision.pipelines.readouts.similarity_results import similarity as run
     from bertvision.pipelines.readouts.similarity_results import similarity_rows, table
 
-    found = []
+    measured = []
     for space, dataset, name in [
         (*open_data(root, encoder, name, text_of(data)), name) for name in tasks
     ]:
-        found += run(
+        measured += run(
             space.at(text_of(store)),
             dataset or name,
             tags,
@@ -400,5 +400,5 @@ def similarity(
             precision=precision,
             scheduler=scheduler,
         )
-    rows = similarity_rows(found)
+    rows = similarity_rows(measured)
     return Rows(map(Row, rows), table)

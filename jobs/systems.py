@@ -133,7 +133,7 @@ def ensemble(
     check_trained_heads(space, names, source)
     from bertvision.pipelines.results.ensemble import ensemble as run
 
-    found = run(
+    members = run(
         space,
         names,
         with_bert=with_bert,
@@ -142,7 +142,7 @@ def ensemble(
         combine=combine,
         split=split,
     )
-    return Ensemble.model_validate(found)
+    return Ensemble.model_validate(members)
 
 
 ComparedBy = Annotated[
@@ -194,7 +194,7 @@ def compare(
     other = None if beside is None else find_workspace(beside)
     from bertvision.pipelines.results.compare import compare as run
 
-    found = run(
+    comparison = run(
         space,
         first,
         second,
@@ -206,7 +206,7 @@ def compare(
         seeds=seeds,
         beside=other,
     )
-    return Comparison.model_validate(found)
+    return Comparison.model_validate(comparison)
 
 
 def ensemble_table(result: Values) -> str:

@@ -29,8 +29,8 @@ ENCODINGS: tuple[EncodingName, ...] = get_args(EncodingName)
 
 def parse_names(value: Names) -> list[str]:
     """``train,dev`` → names."""
-    found = value.split(",") if isinstance(value, str) else value
-    return [str(part).strip() for part in found]
+    names = value.split(",") if isinstance(value, str) else value
+    return [str(part).strip() for part in names]
 
 
 def parse_tags(value: Tags) -> tuple[str, ...]:
@@ -115,8 +115,8 @@ def parse_numbers(value: Numbers, option: str, such_as: str) -> tuple[float, ...
         InputError: a part is not a number.
     """
     try:
-        found = [value] if isinstance(value, float | int) else _texts(value)
-        return tuple(float(part) for part in found)
+        numbers = [value] if isinstance(value, float | int) else _texts(value)
+        return tuple(float(part) for part in numbers)
     except (TypeError, ValueError):
         raise InputError(f"{option} {value!r}: give {such_as}") from None
 

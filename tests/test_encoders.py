@@ -23,7 +23,6 @@ from transformers import (
 
 import bertvision
 from bertvision.errors import InputError
-from bertvision.pipelines.encoders.calibration import calibrate
 from bertvision.pipelines.encoders.encoder import Encoder
 from bertvision.pipelines.encoders.forward import (
     PACKED_ATTENTION,
@@ -43,6 +42,7 @@ from bertvision.pipelines.encoders.loading import (
     pad_id,
     takes_token_types,
 )
+from bertvision.pipelines.extraction.split_extraction import calibrate
 from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.tasks.data import Sentence
 from bertvision.pipelines.tasks.sentences.task import sentence_windows

@@ -16,8 +16,8 @@ from terminal import done, with_heads
 
 import bertvision
 from bertvision.errors import InputError, UnknownNameError
-from bertvision.jobs.errors import Errors
 from bertvision.jobs.experiment import Status
+from bertvision.jobs.results import Errors
 from bertvision.jobs.show import Row, Rows
 from bertvision.jobs.systems import Comparison, Ensemble
 from bertvision.pipelines import analysis

@@ -287,10 +287,10 @@ def first_difference(
         missing); None where nothing differs.
     """
     for field in {**there, **here} if fields is None else fields:
-        kept, now = there.get(field), here.get(field)
-        if isinstance(kept, Mapping) and isinstance(now, Mapping):
-            if inner := first_difference(kept, now):
+        before, now = there.get(field), here.get(field)
+        if isinstance(before, Mapping) and isinstance(now, Mapping):
+            if inner := first_difference(before, now):
                 return f"{field}.{inner[0]}", *inner[1:]
-        elif kept != now:
-            return field, kept, now
+        elif before != now:
+            return field, before, now
     return None

@@ -84,22 +84,22 @@ def _at_commit(url: str) -> str:
         except FileNotFoundError:  # which the hub answers with 401 too
             return None
 
-    found = guarded(url, looked_up)
-    if found is None:
+    resolved = guarded(url, looked_up)
+    if resolved is None:
         raise StoreNotFoundError(
             f"there is no {url} on the hub, or the token may not read it: correct the URL, or set "
             "HF_TOKEN or run `hf auth login`"
         )
-    commit = found.revision
+    commit = resolved.revision
     if not _COMMIT.fullmatch(commit):
         info = guarded(
             url,
             HfApi().repo_info,
-            found.repo_id,
-            repo_type=found.repo_type,
+            resolved.repo_id,
+            repo_type=resolved.repo_type,
             revision=commit,
         )
         commit = info.sha
-    kind = "" if found.repo_type == "model" else f"{found.repo_type}s/"
-    inside = f"/{found.path_in_repo}" if found.path_in_repo else ""
-    return f"hf://{kind}{found.repo_id}@{commit}{inside}"
+    kind = "" if resolved.repo_type == "model" else f"{resolved.repo_type}s/"
+    inside = f"/{resolved.path_in_repo}" if resolved.path_in_repo else ""
+    return f"hf://{kind}{resolved.repo_id}@{commit}{inside}"

@@ -24,8 +24,7 @@ from bertvision.featurestore.format.encoding import ChannelStats, decode
 from bertvision.featurestore.format.shard import ShardReader
 from bertvision.featurestore.readahead import BufferPool, Threads, early_shards, prefetched
 from bertvision.featurestore.reader import Empty, SplitReader
-from bertvision.featurestore.tokens.order import TokenCuts, TokenOrder
-from bertvision.featurestore.tokens.selection import KeptTokens
+from bertvision.featurestore.tokens.order import KeptTokens, TokenCuts, TokenOrder
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -208,14 +207,14 @@ class ShardRing:
         self,
         split: SplitReader,
         positions: Sequence[int],
-        kept: KeptTokens,
+        selection: KeptTokens,
         pieces: Iterator[Piece],
         memory: ShardMemory,
         most: int,
         early: int,
         threads: int,
     ) -> None:
-        self._split, self._positions, self._kept = split, positions, kept
+        self._split, self._positions, self._kept = split, positions, selection
         self._pieces = pieces
         self._memory, self._most, self._early = memory, most, early
         self._threads = Threads(threads, "bertvision-tokens")
@@ -316,8 +315,8 @@ class ShardRing:
             self._read(piece.shard, base, opening.result())
         elif first is not None:
             first.result()
-        kept = self._kept.of_shard(piece.shard)
-        return base + kept[piece.order.permutation(piece.number, len(kept))]
+        rows = self._kept.of_shard(piece.shard)
+        return base + rows[piece.order.permutation(piece.number, len(rows))]
 
     def _read(self, shard: int, base: int, reader: ShardReader) -> None:
         memory, plan = self._memory, self._split.plan

@@ -88,11 +88,11 @@ class ActivationWriter:
         self._ledger, self._storage, self._part = ledger, ledger.storage, part
         self._open, self._cut_short = True, False
         self.dropped: dict[str, str] = {}
-        with full_disk_named(self._storage), ExitStack() as held:
+        with full_disk_named(self._storage), ExitStack() as locks:
             state = ledger.state()
             if isinstance(state, GrowingRecord) and state.final is not None:
                 finish(ledger)  # it was killed
-            held.enter_context(ledger.lock_part(part))
+            locks.enter_context(ledger.lock_part(part))
             # first: or a split that can never be finished would be begun
             self._due = keys_due(self._storage, ledger.tag, ledger.split)
             with ledger.commit_lock():
@@ -111,7 +111,7 @@ class ActivationWriter:
                 self._buffers = tuple(
                     ShardBuffer(growing, nonfinite, known, losses) for _ in range(2)
                 )
-            self._held = held.pop_all()
+            self._held = locks.pop_all()
         # examples fill one of two buffers; the other one is empty, or waits to be committed
         self._filling = 0
         self._committing: Future[None] | None = None
@@ -538,7 +538,7 @@ def _stats(given: tuple[Any, Any], shape: tuple[int, int], quantised: bool) -> C
     if not quantised:
         raise InputError("channel_stats are for int8 and int4: leave them out")
     try:
-        mean, std = (torch.as_tensor(of, dtype=torch.float32).cpu().clone() for of in given)
+        mean, std = (torch.as_tensor(values, dtype=torch.float32).cpu().clone() for values in given)
     except (TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"channel_stats are no pair of arrays: {error}") from None
     if not mean.shape == std.shape == shape:

@@ -79,12 +79,12 @@ class ShardContent:
 
     def files(self) -> dict[str, Iterator[npt.NDArray[Any] | bytes]]:
         """The chunks of each file by its array's name, each to be used before the next."""
-        found: dict[str, Iterator[npt.NDArray[Any] | bytes]] = {"hidden_states": self._layers()}
+        arrays: dict[str, Iterator[npt.NDArray[Any] | bytes]] = {"hidden_states": self._layers()}
         if self._scale is not None:
             whole = np.zeros((self._layout.shard_tokens, *self._scale.shape[1:]), self._scale_dtype)
             whole[: len(self._scale)] = self._scale.numpy()
-            found["scale"] = iter([whole])
-        return found
+            arrays["scale"] = iter([whole])
+        return arrays
 
     def record(self, split: str, files: Mapping[str, ShardFile]) -> ShardRecord:
         """The shard's record, once its files are written.

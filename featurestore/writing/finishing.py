@@ -363,10 +363,13 @@ def _values(
     order: npt.NDArray[np.int64],
 ) -> Values:
     """Maker and dimensions of each array beside the hidden states."""
-    found: Values = {name: (partial(getattr, plan, name), ("example",)) for name in PLAN_ARRAYS}
+    entries: Values = {name: (partial(getattr, plan, name), ("example",)) for name in PLAN_ARRAYS}
     group = arrays.group_key(growing)
     for name, record in growing.arrays.items():
-        found[name] = partial(arrays.read_array, ledger.storage, group, name, record), record.dims
+        entries[name] = (
+            partial(arrays.read_array, ledger.storage, group, name, record),
+            record.dims,
+        )
     # of each stored example, the place in the order in which they were committed
     placing = replace(plan, example_id=order[plan.example_id])
 
@@ -376,5 +379,5 @@ def _values(
 
     for name, column in shards[0].columns.items():
         dims = (column.per, *more_dims(name, np.empty((1, *column.shape), np.uint8)))
-        found[name] = partial(gathered, name, column.per), dims
-    return found
+        entries[name] = partial(gathered, name, column.per), dims
+    return entries

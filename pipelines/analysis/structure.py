@@ -129,10 +129,10 @@ class StructureResult(AnalysisResult):
 
     def title(self) -> str:
         """One line that says what was measured on how much."""
-        held = ", ".join(
+        counts = ", ".join(
             f"{n:,} {name}" for name, n in zip(self.parts, self.sentences, strict=True)
         )
-        return f"Structure, {', '.join(self.tags)}, sentences: {held}"
+        return f"Structure, {', '.join(self.tags)}, sentences: {counts}"
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each snapshot and layer, then one for each baseline, without a layer."""
@@ -218,18 +218,21 @@ class StructureResult(AnalysisResult):
 
     def charts(self) -> dict[str, Chart]:
         """A line for each snapshot with intervals over sentences, and level baselines."""
-        rows, found = self.rows(), dict[str, Chart]()
+        rows, charts = self.rows(), dict[str, Chart]()
         for m, metric in enumerate(self.metrics):
             unit = "%" if metric in PERCENT else "correlation"
-            levels = {LABELS[b]: of[m] for b, of in zip(self.baselines, self.baseline, strict=True)}
+            levels = {
+                LABELS[b]: values[m]
+                for b, values in zip(self.baselines, self.baseline, strict=True)
+            }
             label = f"{LABELS[metric]} ({unit})"
-            found[metric] = curves(
+            charts[metric] = curves(
                 rows, metric, label, by=["system"], levels=levels, title=LABELS[metric]
             )
         for task in self.tasks:
             label = f"{LABELS[task]}, mix of the layers up to it (%)"
-            found[f"{task}_upto"] = curves(rows, f"{task}_upto", label, by=["system"])
-        return found
+            charts[f"{task}_upto"] = curves(rows, f"{task}_upto", label, by=["system"])
+        return charts
 
     def _layers_of(self, t: int, k: int) -> str:
         """The layers that a task's edge probes look at."""
@@ -337,8 +340,8 @@ def _measured(splits: Sequence[ActivationSplit], options: StructureOptions) -> S
     name = f"structure of {splits[0].tag}"
     seeds = range(options.seed, options.seed + options.seeds)
     with progress(options.seeds * options.epochs, name, "epoch") as bar:
-        found = [measure(parts, options, seed, bar.update) for seed in seeds]
-    return result_of(str(splits[0].tag), parts, found, options)
+        measured = [measure(parts, options, seed, bar.update) for seed in seeds]
+    return result_of(str(splits[0].tag), parts, measured, options)
 
 
 def result_of(

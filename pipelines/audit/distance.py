@@ -182,26 +182,26 @@ class Drift:
             )
         )
         return [
-            found
+            deviation
             for place in range(len(self._layers))
-            for found in self._of_layer(place, whole, spread)
+            for deviation in self._of_layer(place, whole, spread)
         ]
 
     def _of_layer(self, place: int, fit: _Fit, error: _Fit) -> list[Deviation]:
         """The deviations of a layer: of the whole, or of single channels."""
-        layer, found = self._layers[place], list[Deviation]()
+        layer, deviations = self._layers[place], list[Deviation]()
         limit = max(self._tolerance / 10, _FLOOR)
         slope, slope_error = float(fit.layer[place]), float(error.layer[place])
         scaled = abs(slope) > max(limit, _SURE * slope_error)
         if scaled:
             what = f"hidden state {layer} is scaled by {1 + slope:.4g}"
-            found.append(Deviation(layer, "scale", [], slope, what))
+            deviations.append(Deviation(layer, "scale", [], slope, what))
         own = fit.spreads[place]
         typical = float(own.square().mean().sqrt())  # of channels that hardly vary, nothing is told
         deviating = fit.channels[place] - (slope if scaled else 0.0)
         large = deviating.abs() > torch.clamp_min(_SURE_OF_MANY * error.channels[place], 3 * limit)
         large &= deviating.abs() * own > limit / 4 * typical
-        found += self._of_channels(layer, "scale", deviating, large)
+        deviations += self._of_channels(layer, "scale", deviating, large)
         # what a scale moves the mean by is no offset
         offset = fit.offsets[place] - (slope * self._mean[place] if scaled else 0.0)
         allowed = _ROUNDED * self._mean[place].abs()
@@ -210,9 +210,9 @@ class Drift:
         size = float(beyond.norm() / own.norm())
         if size > max(3 * limit, 2 * float(error.offsets[place].norm() / own.norm())):
             what = f"hidden state {layer} is moved, by {size:.2g} of its spread"
-            return [*found, Deviation(layer, "offset", [], size, what)]
+            return [*deviations, Deviation(layer, "offset", [], size, what)]
         large = beyond > torch.maximum(_SURE_OF_MANY * error.offsets[place], 10 * limit * own)
-        return [*found, *self._of_channels(layer, "offset", offset / own, large)]
+        return [*deviations, *self._of_channels(layer, "offset", offset / own, large)]
 
     def _of_channels(self, layer: int, kind: str, sizes: Tensor, large: Tensor) -> list[Deviation]:
         """One deviation for all channels of a layer that are as large."""
@@ -297,8 +297,8 @@ def matches(case: Case, computed: Tensor, measure: Yardstick) -> bool:
     """Whether the stored states are those of other tokens: (tokens, stored layers, hidden)."""
     if computed.shape != case.stored.shape:
         return False
-    found = distances(case.stored, computed, measure, case.layers)
-    return bool((found <= case.limit).float().mean() >= _MATCH)
+    apart = distances(case.stored, computed, measure, case.layers)
+    return bool((apart <= case.limit).float().mean() >= _MATCH)
 
 
 def diagnose(

@@ -100,7 +100,9 @@ class Encoder:
         self.tokens: tuple[TokenPooling, ...] = tuple(layers)
         self._precision = precision
         self._kept = KeptStates(layers, int(model.config.hidden_size), self.device)
-        wanted = sorted({layer for of in layers.values() for layer in of})
+        wanted = sorted(
+            {layer for layers_of_pooling in layers.values() for layer in layers_of_pooling}
+        )
         self._forward: PackedForward | PaddedForward = (
             PackedForward(self.model, wanted, precision, sites)
             if can_pack(self.model) and not alone

@@ -467,8 +467,8 @@ def _say_left_out(model: PreTrainedModel, unexpected: Iterable[str], folder: Pat
     """Warn of whole layers among the weights that the configuration does not name."""
     depths: dict[str, int] = {}
     for name, _ in model.base_model.named_parameters():
-        if found := _IN_LAYER.match(name):
-            depths[found[1]] = max(depths.get(found[1], 0), int(found[2]) + 1)
+        if match := _IN_LAYER.match(name):
+            depths[match[1]] = max(depths.get(match[1], 0), int(match[2]) + 1)
     for stack, depth in depths.items():
         pattern = re.compile(rf"(?:.+\.)?{re.escape(stack)}\.(\d+)\.")
         numbers = {name: int(m[1]) for name in unexpected if (m := pattern.match(name))}

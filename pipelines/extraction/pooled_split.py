@@ -83,10 +83,10 @@ class PooledSplit:
             InputError: a layer is not stored.
         """
         record, positions = self.stored.record, self.stored.layer_positions(layers)
-        found = np.empty((len(self.stored), len(positions), record.hidden_size), np.float32)
+        features = np.empty((len(self.stored), len(positions), record.hidden_size), np.float32)
         for rows, values in self.blocks(layers):
-            found[rows] = values
-        return found
+            features[rows] = values
+        return features
 
     def blocks(
         self, layers: Sequence[int] | None = None

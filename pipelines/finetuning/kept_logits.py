@@ -67,12 +67,12 @@ def keep_logits(workspace: Workspace, tag: str, splits: Sequence[str]) -> list[K
     for split in splits:
         check_split(split, workspace.config.data, None)
     snapshot = load_snapshot(folder)
-    task, found = load_task(snapshot.info.task.name), []
+    task, predicted = load_task(snapshot.info.task.name), []
     for split in splits:
         command = f"bertvision logits --checkpoint {tag} --split {split}"
         logits, seconds = logits_on(workspace, tag, split, snapshot, task, command)
         path = workspace.bert_dir(tag) / f"{split}.safetensors"
-        found.append(
+        predicted.append(
             KeptLogits(
                 tag=tag,
                 split=split,
@@ -82,7 +82,7 @@ def keep_logits(workspace: Workspace, tag: str, splits: Sequence[str]) -> list[K
                 file=path.relative_to(workspace.root).as_posix(),
             )
         )
-    return found
+    return predicted
 
 
 def logits_on(

@@ -74,17 +74,17 @@ def quantise(workspace: Workspace, tag: str) -> QuantisedScores:
         WorkspaceError: the snapshot or the data changed since it was made.
     """
     source, folder = workspace.require_snapshot(tag), quantised_dir(workspace, tag)
-    held = kept_scores(workspace, tag, folder, QuantisedScores, quantise_command(tag))
-    if held is not None:
-        return held
+    kept_before = kept_scores(workspace, tag, folder, QuantisedScores, quantise_command(tag))
+    if kept_before is not None:
+        return kept_before
     snapshot = load_snapshot(source)
     model, layers = quantised(snapshot.model)
     again, whole = quantise_command(tag), None
-    found = scored(workspace, snapshot._replace(model=model), folder, _CPU, again)
+    measured = scored(workspace, snapshot._replace(model=model), folder, _CPU, again)
     if resolve_precision(workspace.config.finetune.precision) != "32":
         whole = scored(workspace, snapshot, folder / "float32", _CPU, again).rules
     scores = QuantisedScores(
-        **found.model_dump(),
+        **measured.model_dump(),
         layers=len(layers),
         bytes=_bytes(snapshot.model.base_model, layers),
         float_bytes=_bytes(snapshot.model.base_model, {}),

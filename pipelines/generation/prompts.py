@@ -87,22 +87,22 @@ def read_prompts(
         path = find_rows(source, split, task)
         rows = read_items(source, split, path, [["messages"]], _asked, skip_bad=skip_bad).items
     tokens = _chat_tokens(tokenizer, date) if task == "chat" else _text_tokens(tokenizer)
-    found, bad = [], []
+    prompts, bad = [], []
     for row in rows:
         try:
             ids = _checked(tokens(row.given), longest)
             check_token_ids(ids, tokenizer, model)
-            found.append(Prompt(as_key(row.key), ids))
+            prompts.append(Prompt(as_key(row.key), ids))
         except InputError as error:
             if not skip_bad:
                 hint = ". --skip-bad leaves such prompts out" if len(rows) > 1 else ""
                 raise InputError(f"{source}, {row.key}: {error}{hint}") from error
             bad.append(f"{row.key}: {error}")
-    if not found:
+    if not prompts:
         raise InputError(f"{source}: no prompt is left after skipping {len(bad)}: {bad[0]}")
     if bad:
         log.warning("%s left out: %s", counted(len(bad), "prompt"), bad[0])
-    return found
+    return prompts
 
 
 def prompt_date(

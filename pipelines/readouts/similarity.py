@@ -328,10 +328,10 @@ def _probabilities(parameters: list[Tensor], x: Tensor) -> Floats:
     """(seeds, pairs, classes) float64."""
     weight, bias = parameters
     with torch.inference_mode():
-        found = torch.baddbmm(bias, x.expand(len(weight), -1, -1), weight).double().softmax(-1)
-    if not torch.isfinite(found).all():
+        softmaxed = torch.baddbmm(bias, x.expand(len(weight), -1, -1), weight).double().softmax(-1)
+    if not torch.isfinite(softmaxed).all():
         raise NonFiniteError(
             "the trained scorer holds NaN or infinity: lower its learning rate with --lr"
         )
-    probabilities: Floats = found.cpu().numpy()
+    probabilities: Floats = softmaxed.cpu().numpy()
     return probabilities

@@ -42,15 +42,15 @@ LEGEND = (
 """Legend of the columns."""
 
 
-def basis(found: Mapping[str, Any]) -> str:
+def basis(spread: Mapping[str, Any]) -> str:
     """Sentence on the kind of the scores.
 
     Args:
-        found: fields of `spread.spread`.
+        spread: fields of `spread.spread`.
     """
     return (
-        f"{found['task']}, {METRICS[found['metric']].label} on dev, in per cent; trivial answer: "
-        f"{found['baseline_name']} {found['baseline'] or 0.0:.1f}"
+        f"{spread['task']}, {METRICS[spread['metric']].label} on dev, in per cent; trivial answer: "
+        f"{spread['baseline_name']} {spread['baseline'] or 0.0:.1f}"
     )
 
 
@@ -72,13 +72,13 @@ def axis_of(metric: str) -> str:
     return f"{METRICS[metric].name} ({METRICS[metric].unit})"
 
 
-def columns(found: Mapping[str, Any]) -> list[Column]:
+def columns(spread: Mapping[str, Any]) -> list[Column]:
     """The columns; no difference of one method alone, and no time of heads where there are none.
 
     Args:
-        found: fields of `spread.spread`.
+        spread: fields of `spread.spread`.
     """
-    rows = found["rows"]
+    rows = spread["rows"]
     difference = Column(
         "difference", f"− {rows[0]['method']} (95 % interval)", "signed", interval=True
     )
@@ -90,7 +90,7 @@ def columns(found: Mapping[str, Any]) -> list[Column]:
         Column("method", "method", "text"),
         Column("variant", "variant", "text"),
         Column("runs", "runs", "count"),
-        Column("score", METRICS[found["metric"]].label, sd=True),
+        Column("score", METRICS[spread["metric"]].label, sd=True),
         Column("lowest", "lowest"),
         Column("highest", "highest"),
         Column("failed", "failed", "share"),
@@ -102,30 +102,30 @@ def columns(found: Mapping[str, Any]) -> list[Column]:
     ]
 
 
-def shown(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+def shown(spread: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The rows with their variants as one types them, None where there is none.
 
     Args:
-        found: fields of `spread.spread`.
+        spread: fields of `spread.spread`.
     """
-    return [{**row, "variant": ",".join(row["variant"]) or None} for row in found["rows"]]
+    return [{**row, "variant": ",".join(row["variant"]) or None} for row in spread["rows"]]
 
 
-def remarks(found: Mapping[str, Any]) -> list[str]:
+def remarks(spread: Mapping[str, Any]) -> list[str]:
     """Why a difference has no interval; then which seeds are without a score, and what makes it.
 
     Args:
-        found: fields of `spread.spread`.
+        spread: fields of `spread.spread`.
     """
     without: dict[str, list[str]] = {}
-    for row in found["rows"]:
+    for row in spread["rows"]:
         if row["no_interval"] is not None:
             without.setdefault(row["no_interval"], []).append(row["method"])
     return [
         *(f"No interval of {', '.join(names)}: {why}." for why, names in without.items()),
         *(
             f"Not finished: {seed['method']}, seed {seed['seed']}: `{seed['command']}`"
-            for seed in found["unfinished"]
+            for seed in spread["unfinished"]
         ),
     ]
 
@@ -169,7 +169,7 @@ def welch(scores: Sequence[float], others: Sequence[float]) -> Difference:
     value = statistics.fmean(scores) - statistics.fmean(others)
     if min(len(scores), len(others)) < 2:
         return Difference(value, None, None, "one run alone has no spread")
-    squares = [statistics.variance(of) / len(of) for of in (scores, others)]
+    squares = [statistics.variance(sample) / len(sample) for sample in (scores, others)]
     if not sum(squares):
         return Difference(value, None, None, "all runs of both score the same")
     from scipy.special import stdtrit
@@ -260,27 +260,30 @@ def read_method(text: str) -> Method:
         )
         command = BERT_COMMAND
     else:  # what the seeds have together decides, so that the same is taken of each
-        meant = find_system([*{label(r): r for of in results for r in of}.values()], system)
+        meant = find_system(
+            [*{label(r): r for results_of_seed in results for r in results_of_seed}.values()],
+            system,
+        )
         written, command = label(meant), meant.command
-    runs, unfinished, found = [], [], []
-    for workspace, of in zip(workspaces, results, strict=True):
+    runs, unfinished, failed = [], [], []
+    for workspace, results_of_seed in zip(workspaces, results, strict=True):
         seed = workspace.config.finetune.seed
-        if (result := next((r for r in of if label(r) == written), None)) is None:
+        if (result := next((r for r in results_of_seed if label(r) == written), None)) is None:
             again = f"{command} --workspace {shlex.quote(str(workspace.root))}"
             unfinished.append(Unfinished(seed, again))
         else:
-            found.append(result)
+            failed.append(result)
             runs.append(_run(workspace, result))
-    if not found:
+    if not failed:
         raise WorkspaceError(
             f"{root}: none of its runs is scored yet; `{unfinished[0].command}` finishes the first"
         )
     config = workspaces[0].config
-    compared = [_compared(workspace, result) for result in found]
+    compared = [_compared(workspace, result) for result in failed]
     for other in compared[1:]:
         _check(root, root, compared[0], other)
     metric = compared[0]["metric"]
-    every = [headline(result.rules) for result in found]
+    every = [headline(result.rules) for result in failed]
     trivial = first_trivial_score(every, metric)
     return Method(
         name=root.name if system is None else f"{root.name}@{system}",
@@ -475,9 +478,9 @@ def _row(method: Method, first: Method, trivial: float) -> dict[str, Any]:
         row[key] = None if None in values else statistics.fmean(values)
         if row[key] == values[0]:
             row[key] = values[0]  # the same number for each seed stays the integer it is
-    found = welch(scores, [run.score for run in first.runs]) if method is not first else None
-    row["difference"] = None if found is None else found.value
-    row["difference_low"] = None if found is None else found.low
-    row["difference_high"] = None if found is None else found.high
-    row["no_interval"] = None if found is None else found.why
+    difference = welch(scores, [run.score for run in first.runs]) if method is not first else None
+    row["difference"] = None if difference is None else difference.value
+    row["difference_low"] = None if difference is None else difference.low
+    row["difference_high"] = None if difference is None else difference.high
+    row["no_interval"] = None if difference is None else difference.why
     return row

@@ -101,16 +101,16 @@ def gold_of(item: Any) -> int | float | bool | str | None:
     return not item.is_impossible if isinstance(item, Question) else item.label
 
 
-def check_recorded(result: Result, metric: str, found: float) -> None:
+def check_recorded(result: Result, metric: str, score: float) -> None:
     """Make sure that a score computed from predictions is the one that was recorded.
 
     Raises:
         WorkspaceError: it is not, so the data or a file changed.
     """
     recorded = headline(result.rules)[metric]
-    if abs(found - recorded) > 1e-6:
+    if abs(score - recorded) > 1e-6:
         raise WorkspaceError(
-            f"{result.folder / 'predictions.json'} scores {found:.4f} on the workspace's items, "
+            f"{result.folder / 'predictions.json'} scores {score:.4f} on the workspace's items, "
             f"recorded is {recorded:.4f}: one of them changed; make both again with "
             f"`{result.command}`"
         )

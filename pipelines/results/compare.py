@@ -112,9 +112,9 @@ def compare(
             for side in said
         ]
         gold = values[0][0][1]
-        for (result, _), (found, _) in zip(chain(*said), chain(*values), strict=True):
-            check_recorded(result, metric, whole(found, gold))
-        x, y = (np.array([found for found, _ in side]) for side in values)
+        for (result, _), (other, _) in zip(chain(*said), chain(*values), strict=True):
+            check_recorded(result, metric, whole(other, gold))
+        x, y = (np.array([other for other, _ in side]) for side in values)
         difference = paired_bootstrap_of(
             whole, x, y, gold, clusters=clusters, resamples=resamples, seed=seed
         )
@@ -268,6 +268,6 @@ def metrics_of(result: Result, task: str) -> list[MetricName]:
     if ratios := load_task(task).ratios:
         return list(ratios)
     if "macro_f1" in metrics or "pearson" in metrics:
-        found = [name for name in COMPARABLE if name in metrics]
-        return sorted(found, key=lambda name: name != headline_metric(task, metrics))
+        names = [name for name in COMPARABLE if name in metrics]
+        return sorted(names, key=lambda name: name != headline_metric(task, metrics))
     return item_metrics(result)

@@ -410,12 +410,12 @@ def _run(workspace: Workspace, result: Result, task: str) -> Row:
 
 def _add_best_members(runs: Sequence[Row]) -> None:
     """The highest score of each ensemble's members, where all were scored themselves, and alike."""
-    found = {(run["run"], run["trained_on"], run["checkpoint"]): run for run in runs}
+    by_run = {(run["run"], run["trained_on"], run["checkpoint"]): run for run in runs}
     for run in runs:
         if run["system"] == "ensemble":
             at, on = run["checkpoint"], run["trained_on"]
             keys = [(m, at if m == "bert" else on, at) for m in run["members"]]
-            members = [found[key] for key in keys if key in found]
+            members = [by_run[key] for key in keys if key in by_run]
             if len(members) == len(keys) and {_tuned(m) for m in members} == {_tuned(run)}:
                 run["best_member"] = max(member["score"] for member in members)
                 run["gain"] = run["score"] - run["best_member"]

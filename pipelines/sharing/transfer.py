@@ -251,8 +251,8 @@ def _overtaken(repository: Repository) -> HubError:
 
 def _branches(api: HfApi, repository: Repository) -> set[str]:
     name, kind = repository.name, repository.kind
-    found = ask(repository, api.list_repo_refs, name, repo_type=kind)
-    return {ref.name for ref in found.branches}
+    refs = ask(repository, api.list_repo_refs, name, repo_type=kind)
+    return {ref.name for ref in refs.branches}
 
 
 @contextmanager
@@ -266,11 +266,11 @@ def staging(place: Path, repository: Repository) -> Iterator[Path]:
         LockedError: another process is bringing the same.
         DiskSpaceError: the disk is full.
     """
-    kept = str(repository._replace(revision=None)).replace("/", "--")
-    folder = place / f".pull-{kept}"
+    name = str(repository._replace(revision=None)).replace("/", "--")
+    folder = place / f".pull-{name}"
     with full_disk_named(place):
         make_folder(folder)
-        with exclusive(place / f".pull-{kept}.lock", f"pulling {repository}"):
+        with exclusive(place / f".pull-{name}.lock", f"pulling {repository}"):
             yield folder
             shutil.rmtree(folder, ignore_errors=True)
 

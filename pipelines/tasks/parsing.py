@@ -74,8 +74,8 @@ def best_tree(scores: npt.NDArray[np.floating]) -> Int64Array:
     arcs[1:] = scores
     np.fill_diagonal(arcs, -np.inf)
     # a second root costs more than any choice of other arcs can bring
-    held = arcs[np.isfinite(arcs)]
-    arcs[1:, 0] -= 1.0 + 2.0 * words * (held.max() - held.min())
+    finite = arcs[np.isfinite(arcs)]
+    arcs[1:, 0] -= 1.0 + 2.0 * words * (finite.max() - finite.min())
     heads: Int64Array = _arborescence(arcs)[1:]
     return heads
 
@@ -95,18 +95,18 @@ def _arborescence(arcs: Float64Array) -> Int64Array:
     inside = np.zeros(len(arcs), bool)
     inside[cycle] = True
     outside = np.flatnonzero(~inside)
-    kept = arcs[cycle, heads[cycle]]
-    entering = arcs[np.ix_(cycle, outside)] - kept[:, None]
+    weights_of_cycle = arcs[cycle, heads[cycle]]
+    entering = arcs[np.ix_(cycle, outside)] - weights_of_cycle[:, None]
     leaving = arcs[np.ix_(outside, cycle)]
     smaller = np.full((len(outside) + 1, len(outside) + 1), -np.inf)
     smaller[:-1, :-1] = arcs[np.ix_(outside, outside)]
     smaller[-1, :-1] = entering.max(axis=0)
     smaller[:-1, -1] = leaving.max(axis=1)
-    found = _arborescence(smaller)
+    heads_of_smaller = _arborescence(smaller)
     whole: Int64Array = heads.copy()
-    enters = found[-1]  # position in outside of the head of the cycle
+    enters = heads_of_smaller[-1]  # position in outside of the head of the cycle
     whole[cycle[entering[:, enters].argmax()]] = outside[enters]
-    for node, head in enumerate(found[:-1]):
+    for node, head in enumerate(heads_of_smaller[:-1]):
         at_cycle = head == len(outside)
         whole[outside[node]] = cycle[leaving[node].argmax()] if at_cycle else outside[head]
     whole[0] = 0
@@ -373,18 +373,18 @@ class ParsingTask(Task):
 
     def read(self, source: str, split: str, config: TaskConfig) -> TaskData:
         """Read the trees of a split, whose relations are classes: those of the training data."""
-        found = self._treebank.read(source, split, config)
-        names = config.classes or tuple(sorted({r for s in found.items for r in s.relations}))
+        data = self._treebank.read(source, split, config)
+        names = config.classes or tuple(sorted({r for s in data.items for r in s.relations}))
         number = {name: i for i, name in enumerate(names)}
-        items = [Tree(s, tuple(number.get(r, -1) for r in s.relations)) for s in found.items]
-        unknown = Counter(r for s in found.items for r in s.relations if r not in number)
+        items = [Tree(s, tuple(number.get(r, -1) for r in s.relations)) for s in data.items]
+        unknown = Counter(r for s in data.items for r in s.relations if r not in number)
         if unknown:
             log.warning(
                 "%s of %s in %s are not in the training data (%s): they count as wrong in LAS",
                 *(counted(len(unknown), "relation"), counted(unknown.total(), "word"), split),
                 ", ".join(sorted(unknown)),
             )
-        return TaskData(items, found.sha256, found.skipped, names)
+        return TaskData(items, data.sha256, data.skipped, names)
 
     def check_data(self, items: Sequence[Tree], source: str) -> None:
         """Refuse data in which no word has another word to hang on.
@@ -433,14 +433,17 @@ class ParsingTask(Task):
     def table(self, items: Sequence[Tree]) -> pa.Table:
         """The table of `TreebankTask`, and the relations as classes."""
         labels = pa.array([item.labels for item in items], pa.list_(pa.int32()))
-        found = self._treebank.table([item.sentence for item in items])
-        return found.append_column("labels", labels)
+        table = self._treebank.table([item.sentence for item in items])
+        return table.append_column("labels", labels)
 
     def items_of(self, table: pa.Table) -> list[Tree]:
         """The inverse of `table`."""
         sentences = self._treebank.items_of(table.drop_columns(["labels"]))
         labels = table.column("labels").to_pylist()
-        return [Tree(s, tuple(of)) for s, of in zip(sentences, labels, strict=True)]
+        return [
+            Tree(s, tuple(labels_of_words))
+            for s, labels_of_words in zip(sentences, labels, strict=True)
+        ]
 
     def loss(self, output: ParseOutput, batch: Batch) -> Tensor:
         """Cross entropies of the head and of its relation, the mean over a window's words, summed.
@@ -475,16 +478,16 @@ class ParsingTask(Task):
         Arcs are scores of each word with the root and with each word, its own being 0; relations
         are those to the heads of the best tree. Words are those with a token in the window.
         """
-        found: dict[str, list[Tensor]] = {"arcs": [], "relations": []}
+        logits: dict[str, list[Tensor]] = {"arcs": [], "relations": []}
         for i, words in enumerate(batch.marks["words"]):
             tokens = (words >= 0).nonzero().squeeze(1).to(output.logits.device)
             nodes = torch.cat([tokens.new_zeros(1), tokens])
             arcs = output.logits[i][tokens][:, nodes].float()
             heads = nodes[torch.from_numpy(best_tree(arcs.cpu().numpy())).to(nodes.device)]
             relations = output.relations(output.dependents[i, tokens], output.heads[i, heads])
-            found["arcs"].append(arcs.flatten())
-            found["relations"].append(relations)
-        return found
+            logits["arcs"].append(arcs.flatten())
+            logits["relations"].append(relations)
+        return logits
 
     def head_loss(self, output: Any, labels: Mapping[str, Tensor]) -> NoReturn:
         """No head learns trees."""
@@ -533,8 +536,8 @@ class ParsingTask(Task):
 
     def parts(self, item: Tree, answer: Any) -> dict[str, tuple[float, float]]:
         """Count the words of a sentence that are right, and all of them, by metric."""
-        found = attached(str(answer), item)
-        return {"las": (found.labelled, found.words), "uas": (found.heads, found.words)}
+        counts = attached(str(answer), item)
+        return {"las": (counts.labelled, counts.words), "uas": (counts.heads, counts.words)}
 
     def answer_text(self, answer: Any, classes: Sequence[str]) -> str:
         """A parse with the names of relations."""

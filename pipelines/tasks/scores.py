@@ -59,12 +59,12 @@ def headline(rules: Rules) -> Mapping[str, float]:
     Args:
         rules: of its ``metrics.json``.
     """
-    found: dict[str, float] = dict(rules["n-best" if "n-best" in rules else "argmax"]["metrics"])
-    if "HasAns_f1" in found and "NoAns_f1" in found:
-        found["balanced"] = (found["HasAns_f1"] + found["NoAns_f1"]) / 2
+    metrics: dict[str, float] = dict(rules["n-best" if "n-best" in rules else "argmax"]["metrics"])
+    if "HasAns_f1" in metrics and "NoAns_f1" in metrics:
+        metrics["balanced"] = (metrics["HasAns_f1"] + metrics["NoAns_f1"]) / 2
     if ORACLE in rules:
-        found["best_f1"] = rules[ORACLE]["metrics"]["f1"]
-    return found
+        metrics["best_f1"] = rules[ORACLE]["metrics"]["f1"]
+    return metrics
 
 
 def trivial_score(metrics: Mapping[str, float], key: str) -> float | None:

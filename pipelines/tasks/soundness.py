@@ -60,7 +60,7 @@ def soundness(splits: Mapping[str, Iterable[Example]]) -> dict[str, SplitSoundne
     Args:
         splits: by name, the examples.
     """
-    found, before = {}, dict[str, set[Hashable]]()
+    soundness_of, before = {}, dict[str, set[Hashable]]()
     for name in sorted(splits, key=lambda x: _ORDER.index(x) if x in _ORDER else len(_ORDER)):
         labels: defaultdict[Hashable, Counter[Hashable]] = defaultdict(Counter)
         rows = list(splits[name])
@@ -71,7 +71,7 @@ def soundness(splits: Mapping[str, Iterable[Example]]) -> dict[str, SplitSoundne
         classified = total > 0 and not any(isinstance(k, float) for c in known for k in c)
         best = sum(max(c.values(), default=0) for c in known)
         compared = before if name in _ORDER else {}
-        found[name] = SplitSoundness(
+        soundness_of[name] = SplitSoundness(
             rows=len(rows),
             contradicting=sum(c.total() for c in known if len(c) > 1),
             ceiling=100 * best / total if classified else None,
@@ -81,21 +81,21 @@ def soundness(splits: Mapping[str, Iterable[Example]]) -> dict[str, SplitSoundne
         )
         if name in _ORDER:
             before[name] = set(labels)
-    return found
+    return soundness_of
 
 
 def doubts(splits: Mapping[str, SplitSoundness]) -> str:
     """Doubts about data, in numbers; empty where there are none."""
     parts = []
     for name, split in splits.items():
-        of = f"of {split.rows:,} rows of {name}"
+        rows_text = f"of {split.rows:,} rows of {name}"
         if split.contradicting:
             most = ""
             if split.ceiling is not None:
                 most = f" (no classifier can be right on more than {split.ceiling:.1f} % of it)"
-            parts.append(f"{split.contradicting:,} {of} have a text under two labels{most}")
+            parts.append(f"{split.contradicting:,} {rows_text} have a text under two labels{most}")
         parts += [
-            f"{count:,} {of} have a text that is in {other} too"
+            f"{count:,} {rows_text} have a text that is in {other} too"
             for other, count in split.shared.items()
             if count
         ]
@@ -139,14 +139,14 @@ def report_shared(
         dev: Items of dev.
         advice: End of the message.
     """
-    found = [text for text in sharing(texts, dev, train) if text is not None]
-    if not found:
+    shared_texts = [text for text in sharing(texts, dev, train) if text is not None]
+    if not shared_texts:
         return
-    shown = ", ".join(repr(_cut(text)) for text in list(dict.fromkeys(found))[:_SHOWN])
+    shown = ", ".join(repr(_cut(text)) for text in list(dict.fromkeys(shared_texts))[:_SHOWN])
     log.warning(
         "%s of %s rows of dev have a text that is in train too (such as %s), so that scores are "
         "higher than of new texts%s",
-        *(f"{len(found):,}", f"{len(dev):,}", shown, advice),
+        *(f"{len(shared_texts):,}", f"{len(dev):,}", shown, advice),
     )
 
 
@@ -211,13 +211,15 @@ def containing(texts: Iterable[str]) -> dict[str, str]:
         first in the order of characters.
     """
     words = {text: text.split() for text in texts}
-    often = Counter(word for found in words.values() for word in set(found))
+    often = Counter(word for words_of_text in words.values() for word in set(words_of_text))
     sentences = defaultdict[str, list[tuple[str, str]]](list)  # by word: (with spaces around, text)
     owner = {}
     for text in sorted(words, key=lambda text: (-len(words[text]), text)):
         spaced = f" {' '.join(words[text])} "
         rarest = min(words[text], key=lambda word: (often[word], word), default="")
-        owner[text] = next((other for held, other in sentences[rarest] if spaced in held), text)
+        owner[text] = next(
+            (other for words_there, other in sentences[rarest] if spaced in words_there), text
+        )
         if owner[text] == text:
             for word in set(words[text]):
                 sentences[word].append((spaced, text))

@@ -194,7 +194,7 @@ class Task(ABC):
         spans = self.kind == "span"
         lengths = batch.attention_mask.sum(1).tolist() if spans else [1] * len(batch.input_ids)
         return {
-            name: [of[:n] if spans else of[None] for of, n in zip(values, lengths, strict=True)]
+            name: [one[:n] if spans else one[None] for one, n in zip(values, lengths, strict=True)]
             for name, values in self.logits(output).items()
         }
 

@@ -106,7 +106,7 @@ def parse(block: Block) -> ParsedSentence:
         _refuse(comments[-1], "is a comment without a sentence: take the blank line behind it out")
     words = _words(rows)
     _check_tree(words)
-    named = [found[1] for line in comments if (found := _SENT_ID.fullmatch(line.text))]
+    named = [match[1] for line in comments if (match := _SENT_ID.fullmatch(line.text))]
     return ParsedSentence(
         named[0] if named else f"line {rows[0].number}",
         tuple(word.form for word in words),
@@ -134,14 +134,14 @@ def _words(rows: Sequence[Line]) -> list[_Word]:
         if len(fields) != len(FIELDS):
             have = f"has {len(fields)} field{'s' * (len(fields) != 1)} between tabs"
             _refuse(line, f"{have}, a word has {len(FIELDS)}: {', '.join(FIELDS)}")
-        if found := _RANGE.fullmatch(fields[0]):
-            begin, covers = int(found[1]), int(found[2])
+        if match := _RANGE.fullmatch(fields[0]):
+            begin, covers = int(match[1]), int(match[2])
             if begin != len(words) + 1 or begin <= covered or covers < begin:
                 what = f"begin at the next word, {len(words) + 1}, and end where it begins or later"
                 _refuse(line, f"the multiword token {fields[0]!r} must {what}, outside of others")
             covered, last = covers, line
-        elif found := _EMPTY.fullmatch(fields[0]):
-            if (int(found[1]), int(found[2])) != (len(words), empty + 1):
+        elif match := _EMPTY.fullmatch(fields[0]):
+            if (int(match[1]), int(match[2])) != (len(words), empty + 1):
                 _refuse(
                     line,
                     f"the empty node {fields[0]!r} must be {len(words)}.{empty + 1} at its place",
@@ -240,8 +240,8 @@ def words_of_tokens(words: Sequence[str], offsets: Offsets) -> npt.NDArray[np.in
     following = np.minimum.accumulate(position[::-1])[::-1]
     start, end = offsets[:, 0].clip(0), offsets[:, 1]
     first = following[start]
-    found: npt.NDArray[np.int64] = np.where(first < end, word_of[first], NO_WORD)
-    return found
+    word_of_token: npt.NDArray[np.int64] = np.where(first < end, word_of[first], NO_WORD)
+    return word_of_token
 
 
 def is_cut(text: str, offsets: Offsets, max_length: int) -> bool:
@@ -277,10 +277,10 @@ class TreebankTask(FeaturesTask):
         path = Path(source)
         if path.is_file():
             return (_split_of(path) or "all",)
-        found = tuple(split for split in SPLITS if _files(path, split))
-        if not found:
+        splits = tuple(split for split in SPLITS if _files(path, split))
+        if not splits:
             self._find(source, SPLITS[0])  # says what lacks
-        return found
+        return splits
 
     def read(self, source: str, split: str, config: TaskConfig) -> TaskData:
         """Read the file of a split, or a file as any.
@@ -373,16 +373,16 @@ class TreebankTask(FeaturesTask):
             raise InputError(
                 f"{source}: there is no such file or folder, which {self.name} is to be read of"
             )
-        found = _files(path, split)
-        if len(found) > 1:
-            names = ", ".join(file.name for file in found)
+        files = _files(path, split)
+        if len(files) > 1:
+            names = ", ".join(file.name for file in files)
             raise InputError(f"{source}: holds several files of {split} ({names}): keep one")
-        if not found:
+        if not files:
             raise InputError(
                 f"{source}: holds no {split}.conllu, nor a file like en_ewt-ud-{split}.conllu (or "
                 f"the same with .gz), to read {self.name} from"
             )
-        return found[0]
+        return files[0]
 
     def _refuse(self) -> NoReturn:
         raise InputError(

@@ -250,8 +250,8 @@ class Batch(NamedTuple):
             self.input_ids.to(where),
             None if types is None else types.to(where),
             self.attention_mask.to(where),
-            {name: of.to(where) for name, of in self.labels.items()},
-            {name: of.to(where) for name, of in self.marks.items()},
+            {name: values.to(where) for name, values in self.labels.items()},
+            {name: values.to(where) for name, values in self.marks.items()},
         )
 
 

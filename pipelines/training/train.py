@@ -129,7 +129,7 @@ class BestEpoch(pl.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from an interrupted training's."""
         self._losses = state_dict["losses"]
-        self._best = {name: _Best(*held) for name, held in state_dict["best"].items()}
+        self._best = {name: _Best(*best) for name, best in state_dict["best"].items()}
 
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Options of the jobs that make a workspace, its activations and its heads.
+"""Options of the jobs that make a workspace, its activations, its heads and generated texts.
 
 Light, because the command line reads names, defaults and help here; and below the jobs, because the
 workspace writes down the commands that make a result again.
@@ -21,6 +21,7 @@ from bertvision.pipelines.workspace.runs import LABELS_WEIGHT, TEMPERATURE, Run
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
+
 
 DATA = Option("Where the data are, to be said once: a file, a folder or a data set on the hub.")
 TEXT = Option("Column of the texts (tasks csv and text; default text).")
@@ -297,3 +298,54 @@ _TAUGHT: dict[str, Any] = {
     "temperature": TEMPERATURE,
     "labels_weight": LABELS_WEIGHT,
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions(Options):
+    """Options of ``bertvision generate``."""
+
+    max_new_tokens: Annotated[
+        int, Option("Largest number of tokens generated for a prompt.", ge=1)
+    ] = 128
+    temperature: Annotated[
+        float,
+        Option("Divisor of logits before a token is drawn; 0 takes the likeliest.", ge=0),
+    ] = 0.0
+    top_p: Annotated[
+        float | None,
+        Option(
+            "Draw from the likeliest tokens alone, as many as have this probability together; by "
+            "default as generation_config.json of the model says, or from all.",
+            gt=0,
+            le=1,
+        ),
+    ] = None
+    seed: Annotated[
+        int, Option("Seed of what is drawn; every prompt has its own draws.", ge=0, lt=1 << 63)
+    ] = 0
+    date: Annotated[
+        str | None,
+        Option(
+            "Date, as 2024-07-26, for a chat template that writes it (task chat); by default the "
+            "day on which the split is begun."
+        ),
+    ] = None
+    batch_size: Annotated[int, Option("Prompts that are continued together.", ge=1)] = 16
+    layers: Annotated[
+        tuple[int, ...] | None,
+        Option("Indices of the hidden states to keep, such as 0,6,-1, or all."),
+    ] = None
+    sites: Annotated[
+        tuple[str, ...] | None,
+        Option(
+            "Keep sites inside the layers instead, by name or pattern, such as "
+            "'blocks.*.hook_mlp_out' (docs/sites.md)."
+        ),
+    ] = None
+    encoding: Annotated[EncodingName, Option(f"{', '.join(ENCODINGS)}.")] = "int8"
+    permute: Annotated[
+        int | None, Option("Seed of a stored order that mixes neighbours.", ge=0)
+    ] = None
+    precision: Annotated[
+        PrecisionName, Option("Arithmetic: 32, bf16, or auto, which is bf16 where it is native.")
+    ] = "auto"

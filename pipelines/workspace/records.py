@@ -334,9 +334,10 @@ def read_dataset_record(root: Path, name: str) -> DatasetRecord:
     """
     path = record_path(root, name)
     if not path.is_file():
-        held = ", ".join(sorted(p.stem for p in path.parent.glob("*.json"))) or "none"
+        names = ", ".join(sorted(p.stem for p in path.parent.glob("*.json"))) or "none"
         raise UnknownNameError(
-            f"{root} has no data set {name!r} (there are: {held}): say where it is with --data PATH"
+            f"{root} has no data set {name!r} (there are: {names}): say where it is with --data "
+            "PATH"
         )
     again = "bertvision extract --task TASK --data PATH"
     return read_record(path, DatasetRecord, again, "delete it and name the data with --data again")

@@ -121,10 +121,10 @@ def _is_reported(workspace: Workspace) -> bool:
 
 
 def _by_tag(splits: Iterable[StoredSplit]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    by_tag: dict[str, list[str]] = {}
     for split in splits:
-        found.setdefault(str(split.tag), []).append(split.split)
-    return found
+        by_tag.setdefault(str(split.tag), []).append(split.split)
+    return by_tag
 
 
 def _bert_scores(workspace: Workspace, tag: SnapshotTag) -> dict[str, float] | None:
@@ -154,8 +154,8 @@ def _next_for_bert(
         commands.append("bertvision finetune --resume")
     for tag in made:
         commands += [_finish(workspace, s) for s in splits.unfinished if s.tag == tag]
-        kept, begun = find_task(task).tokens, splits.own(tag)
-        missing = [s for s in workspace.splits() if StoredName(s, kept).name not in begun]
+        tokens, begun = find_task(task).tokens, splits.own(tag)
+        missing = [s for s in workspace.splits() if StoredName(s, tokens).name not in begun]
         if missing and tag in due:  # of others, made for probes, as much is stored as was asked for
             commands.append(f"bertvision extract --checkpoint {tag} --split {','.join(missing)}")
     return commands

@@ -43,12 +43,12 @@ def sites_of(model_type: str, depth: int) -> dict[str, Site]:
             f"no sites are known of a {model_type} encoder: there are those of "
             f"{', '.join(FAMILIES)}; its hidden states can be extracted, without --sites"
         )
-    found: dict[str, Site] = {}
+    sites: dict[str, Site] = {}
     for i in range(depth):
         block = f"{family.blocks}.{i}"
 
         def see(name: str, side: Literal["reads", "gives"], module: str, number: int = i) -> None:
-            found[f"blocks.{number}.hook_{name}"] = Site(number, module, side)
+            sites[f"blocks.{number}.hook_{name}"] = Site(number, module, side)
 
         see("resid_pre", "reads", block)
         see("attn_out", "gives", f"{block}.{family.attn_out}")
@@ -61,8 +61,8 @@ def sites_of(model_type: str, depth: int) -> dict[str, Site]:
             see("resid_post", "reads", f"{block}.{family.resid_post}")
             see("normalized_resid_post", "gives", f"{block}.{family.resid_post}")
     if family.ln_final is not None:
-        found[FINAL_NORM] = Site(depth - 1, family.ln_final, "gives")
-    return found
+        sites[FINAL_NORM] = Site(depth - 1, family.ln_final, "gives")
+    return sites
 
 
 def choose_sites(patterns: Sequence[str], model_type: str, depth: int) -> tuple[str, ...]:

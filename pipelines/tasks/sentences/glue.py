@@ -156,8 +156,8 @@ class GlueTask(SentenceTask):
         at = [header.index(column) for column in (*self.spec.texts, self.spec.label)]
 
         def parse(line: Line) -> RawSentence:
-            found = require_fields(line.text.split("\t"), header)
-            *texts, label = (found[i] for i in at)
+            fields = require_fields(line.text.split("\t"), header)
+            *texts, label = (fields[i] for i in at)
             return RawSentence(str(line.number), texts[0], texts[1] if texts[1:] else None, label)
 
         reader = SentenceRows(str(path), skip_bad=skip_bad)
