@@ -33,7 +33,7 @@ from bertvision.pipelines.analysis.languages import languages_of_groups as langu
 from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.extraction.pooled_split import PooledSplit
 from bertvision.pipelines.files import to_json
-from bertvision.pipelines.stored_name import StoredName
+from bertvision.pipelines.reading import StoredName
 from bertvision.pipelines.workspace.workspace import FILE, Workspace
 
 ENCODINGS = ("float32", "int8", "int4")

@@ -15,6 +15,7 @@ from bertvision.pipelines.declare import bound
 from bertvision.pipelines.reading import (
     Names,
     Numbers,
+    StoredName,
     StrPath,
     Tag,
     Tags,
@@ -22,7 +23,6 @@ from bertvision.pipelines.reading import (
     path_of,
     text_of,
 )
-from bertvision.pipelines.stored_name import StoredName
 from bertvision.pipelines.tasks.sentences.rows import Columns
 from bertvision.pipelines.text import fill, format_table, size
 from bertvision.pipelines.workspace.checks import find_workspace

@@ -279,7 +279,7 @@ def _heads_table(status: Values) -> str:
 
 def _stored(splits: Sequence[str]) -> str:
     """The stored splits of the own data, and the names of other data sets that are stored."""
-    from bertvision.pipelines.stored_name import StoredName
+    from bertvision.pipelines.reading import StoredName
 
     parsed = {split: StoredName.parse(split.partition(" ")[0]).dataset for split in splits}
     own = [split for split, dataset in parsed.items() if dataset is None]

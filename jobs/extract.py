@@ -23,8 +23,7 @@ from bertvision.pipelines.declare import (
 from bertvision.pipelines.encoders.sites.names import check_patterns
 from bertvision.pipelines.extraction.layers import kept_layers
 from bertvision.pipelines.options import Option
-from bertvision.pipelines.reading import Tags, parse_tags, path_of, text_of
-from bertvision.pipelines.stored_name import StoredName
+from bertvision.pipelines.reading import StoredName, Tags, parse_tags, path_of, text_of
 from bertvision.pipelines.tasks.sentences.rows import Columns
 from bertvision.pipelines.text import format_table, size
 from bertvision.pipelines.workspace.checks import check_cluster, check_snapshots

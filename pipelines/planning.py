@@ -50,9 +50,9 @@ from bertvision.pipelines.extraction.layers import kept_layers
 from bertvision.pipelines.extraction.stored_tokens import plan_jobs
 from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.precision import device, resolve_precision
+from bertvision.pipelines.reading import StoredName
 from bertvision.pipelines.records import Record, read_record
 from bertvision.pipelines.results.sweep import asked_runs, combinations
-from bertvision.pipelines.stored_name import StoredName
 from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.tasks.task import Task, load_task

@@ -27,7 +27,7 @@ from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.extraction.features import ensure_features
 from bertvision.pipelines.extraction.pooled_split import PooledSplit
 from bertvision.pipelines.poolings import POOLINGS, TokenPooling
-from bertvision.pipelines.stored_name import StoredName
+from bertvision.pipelines.reading import StoredName
 from bertvision.pipelines.tasks.registry import TASKS, find_task
 from bertvision.pipelines.workspace.creation import feature_workspace, open_workspace
 from bertvision.pipelines.workspace.dataset import add_dataset

@@ -29,7 +29,7 @@ from bertvision.pipelines.report.probing import (
     probe_tip,
     shown_lines,
 )
-from bertvision.pipelines.report.table import DIFFERENT
+from bertvision.pipelines.report.section import DIFFERENT
 from bertvision.pipelines.tasks.sentences.senteval import PROBING
 from bertvision.pipelines.tasks.soundness import SplitSoundness
 from bertvision.pipelines.text import signed

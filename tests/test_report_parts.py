@@ -14,8 +14,7 @@ from bertvision.pipelines.plotting import COLOURS
 from bertvision.pipelines.report.headline import _last_layer
 from bertvision.pipelines.report.page import in_code
 from bertvision.pipelines.report.scores import learning_curve, softmax
-from bertvision.pipelines.report.section import Reading, Section
-from bertvision.pipelines.report.table import Table
+from bertvision.pipelines.report.section import Reading, Section, Table
 from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.results.rows import Results
 from bertvision.pipelines.workspace.workspace import Workspace

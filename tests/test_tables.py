@@ -21,8 +21,7 @@ from bertvision.pipelines.report.build import find_table, read_tables, write_rep
 from bertvision.pipelines.report.intervals import _correlation, add_intervals
 from bertvision.pipelines.report.listing import control
 from bertvision.pipelines.report.scores import data_fractions, learning_curve
-from bertvision.pipelines.report.section import Reading, basis
-from bertvision.pipelines.report.table import DIFFERENT, Table, columns_of_all
+from bertvision.pipelines.report.section import DIFFERENT, Reading, Table, basis, columns_of_all
 from bertvision.pipelines.results.answers import per_item
 from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.results.results import read_results

@@ -28,7 +28,7 @@ from bertvision.pipelines.extraction.stored_tokens import load_sources, plan_job
 from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.precision import resolve_precision
 from bertvision.pipelines.progress import parts
-from bertvision.pipelines.stored_name import StoredName
+from bertvision.pipelines.reading import StoredName
 from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.workspace.dataset import Dataset
 from bertvision.pipelines.workspace.job_options import ExtractOptions

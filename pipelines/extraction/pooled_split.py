@@ -12,7 +12,7 @@ import numpy.typing as npt
 from bertvision.errors import StoreNotFoundError, UnknownNameError
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines.poolings import TokenPooling
-from bertvision.pipelines.stored_name import StoredName
+from bertvision.pipelines.reading import StoredName
 from bertvision.pipelines.workspace.dataset import Dataset
 from bertvision.pipelines.workspace.workspace import Workspace
 

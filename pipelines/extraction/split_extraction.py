@@ -49,8 +49,8 @@ from bertvision.pipelines.extraction.job import Extracted, ExtractionJob, Loaded
 from bertvision.pipelines.extraction.shardwork import ShardWork
 from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.progress import progress
+from bertvision.pipelines.reading import StoredName
 from bertvision.pipelines.records import read_record, write_record
-from bertvision.pipelines.stored_name import StoredName
 from bertvision.pipelines.tasks.windows import Windows
 from bertvision.pipelines.text import size
 from bertvision.pipelines.workspace.dataset import Dataset

@@ -58,7 +58,7 @@ from bertvision.pipelines.extraction.job import (
 from bertvision.pipelines.extraction.layers import kept_layers
 from bertvision.pipelines.extraction.pooled_split import PooledSplit
 from bertvision.pipelines.poolings import POOLINGS, TokenPooling, pool_numpy
-from bertvision.pipelines.stored_name import StoredName
+from bertvision.pipelines.reading import StoredName
 from bertvision.pipelines.tasks.windows import Windows
 from bertvision.pipelines.workspace.records import read_snapshot_info
 from bertvision.pipelines.workspace.snapshots import load_snapshot_tokenizer

@@ -31,8 +31,8 @@ from bertvision.pipelines.encoders.loading import (
     takes_token_types,
 )
 from bertvision.pipelines.finetuning.baseline import evaluate_bert
-from bertvision.pipelines.finetuning.distilling import open_student, teacher_of
 from bertvision.pipelines.finetuning.frozen import FrozenLayers
+from bertvision.pipelines.finetuning.kept_logits import open_student, teacher_of
 from bertvision.pipelines.finetuning.module import DueSnapshots, FinetuneModule
 from bertvision.pipelines.finetuning.steps import StepLoader, steps_per_epoch
 from bertvision.pipelines.precision import device, resolve_precision

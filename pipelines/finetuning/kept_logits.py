@@ -1,12 +1,17 @@
-"""A snapshot's own logits on splits of its workspace, computed once and kept in files.
+"""A snapshot's own logits on splits of its workspace, computed once; those of an encoder's teacher.
 
 ``bert/<tag>/<split>.safetensors``: of ``tune`` and ``dev`` for its scores and for ensembles, of
 ``train`` for students (`training.teacher`). Each says which weights left it. Large splits are
 computed in parts, each kept when it is done, so that a killed run goes on where it was.
+
+A student of fewer layers (`keep:K`) learns from the whole encoder's logits on the same windows: the
+task-specific distillation of Turc et al. (2019, arXiv:1908.08962) and, of DistilBERT, Sanh et al.
+(2019, arXiv:1910.01108).
 """
 
 from __future__ import annotations
 
+import reprlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +22,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
 
+from bertvision.errors import ProvenanceError
+from bertvision.featurestore.format.records import first_difference
 from bertvision.pipelines.encoders.loading import pad_id, takes_token_types
 from bertvision.pipelines.precision import Precision, autocast, device, resolve_precision
 from bertvision.pipelines.progress import progress
@@ -24,9 +31,13 @@ from bertvision.pipelines.records import Count, Record
 from bertvision.pipelines.tasks.logits import Logits, WindowIndex
 from bertvision.pipelines.tasks.task import Task, load_task
 from bertvision.pipelines.tasks.windows import Windows, collate
-from bertvision.pipelines.workspace.config import Tag
-from bertvision.pipelines.workspace.selection import check_split
-from bertvision.pipelines.workspace.snapshots import Snapshot, load_snapshot
+from bertvision.pipelines.training.teacher import Teacher, TeacherFile
+from bertvision.pipelines.workspace.config import Tag, WorkspaceConfig
+from bertvision.pipelines.workspace.creation import planned_run
+from bertvision.pipelines.workspace.job_options import FinetuneOptions
+from bertvision.pipelines.workspace.records import is_snapshot
+from bertvision.pipelines.workspace.selection import check_split, trained_on
+from bertvision.pipelines.workspace.snapshots import Snapshot, load_snapshot, snapshot_at
 from bertvision.pipelines.workspace.workspace import Workspace
 
 Float32Array = npt.NDArray[np.float32]
@@ -236,3 +247,93 @@ def predict_logits(
     seconds = time.monotonic() - began
     joined = {name: np.concatenate([of[i] for i in range(len(of))]) for name, of in logits.items()}
     return joined, seconds
+
+
+def open_student(root: Path | None, options: FinetuneOptions, *, resume: bool) -> Workspace:
+    """As `open_workspace`; none is made that its teacher could not teach.
+
+    Where every snapshot is there, the teacher is needed no more.
+
+    Args:
+        root: as there.
+        options: likewise.
+        resume: likewise.
+
+    Raises:
+        WorkspaceError: as there, likewise InputError; and as of `check_teacher`, ProvenanceError
+            likewise.
+    """
+    workspace = planned_run(root, options, resume=resume)
+    if not all(is_snapshot(workspace.snapshot_dir(t)) for t in workspace.config.finetune.tags):
+        check_teacher(workspace)
+    return workspace.ensure_written()
+
+
+def check_teacher(workspace: Workspace) -> TeacherFile | None:
+    """The logits of the teacher that a workspace's settings name; None where they name none.
+
+    Args:
+        workspace: of the student; it may be planned and not yet made.
+
+    Raises:
+        WorkspaceError: the teacher or its logits are not there.
+        UnknownNameError: it has no such snapshot.
+        InputError: as of `TeacherFile.find`.
+        ProvenanceError: the teacher has other weights by now, or learned from other items.
+    """
+    settings = workspace.config.finetune
+    if settings.distil is None:
+        return None
+    other, tag = snapshot_at(settings.distil)
+    teacher = TeacherFile.find(other, tag, elsewhere=True)
+    if teacher.weights_sha256 != settings.teacher_sha256:
+        raise ProvenanceError(
+            f"{workspace.root} learns from {settings.distil} with the weights "
+            f"{str(settings.teacher_sha256)[:12]}…, and it now has {teacher.weights_sha256[:12]}…: "
+            "start another --workspace"
+        )
+    if difference := first_difference(_items(other.config), _items(workspace.config)):
+        name, there, here = difference
+        raise ProvenanceError(
+            f"the teacher {settings.distil} learned from other items: with {name} = "
+            f"{reprlib.repr(there)}, this workspace with {reprlib.repr(here)}; "
+            f"{_ALIKE if name == 'seed' else ''}start a new --workspace with the teacher's data, "
+            "--seed and parts of them"
+        )
+    return teacher
+
+
+_ALIKE = (
+    "the seed chooses what is held out, and with --tune-fraction 0, whole training data and a dev "
+    "of their own for both it chooses nothing, so that students may have any seed; or "
+)
+
+
+def teacher_of(workspace: Workspace, windows: Windows) -> Teacher | None:
+    """The teacher that a workspace's settings name, with its logits; None where they name none.
+
+    Args:
+        workspace: of the student.
+        windows: that the student is trained on.
+
+    Raises:
+        WorkspaceError: the teacher's logits are not there, damaged, or of other windows.
+        ProvenanceError: as of `check_teacher`.
+    """
+    teacher, settings = check_teacher(workspace), workspace.config.finetune
+    if teacher is None:
+        return None
+    return Teacher(
+        teacher.read(WindowIndex.of([], windows)),
+        None,
+        temperature=settings.temperature,
+        labels_weight=settings.labels_weight,
+    )
+
+
+def _items(config: WorkspaceConfig) -> dict[str, object]:
+    """Choice of the items that are trained on, and their classes."""
+    task = config.task.model_dump()
+    if load_task(config.task.name).kind != "span":  # a window is an item, however it is cut
+        del task["max_length"]
+    return {**task, **trained_on(config)}

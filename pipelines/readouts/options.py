@@ -11,7 +11,7 @@ from typing import Annotated, Literal, NamedTuple, get_args
 
 from bertvision.errors import InputError
 from bertvision.pipelines.options import Option, Options
-from bertvision.pipelines.stored_name import StoredName
+from bertvision.pipelines.reading import StoredName
 
 Criterion = Literal["accuracy", "loss"]
 """Score on held-out examples that stops a probe and chooses its weight decay."""

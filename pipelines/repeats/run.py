@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from bertvision.errors import InputError
-from bertvision.pipelines.finetuning.distilling import check_teacher
 from bertvision.pipelines.finetuning.finetune import finetune
+from bertvision.pipelines.finetuning.kept_logits import check_teacher
 from bertvision.pipelines.repeats.folder import find_seeds, seed_folder
 from bertvision.pipelines.workspace.config import WorkspaceConfig
 from bertvision.pipelines.workspace.creation import open_workspace, planned_run

@@ -24,8 +24,7 @@ from bertvision.pipelines.readouts.similarity_results import (
 )
 from bertvision.pipelines.records import leaving_out
 from bertvision.pipelines.report.probe_tables import by_registry
-from bertvision.pipelines.report.section import Figure, Reading, Section
-from bertvision.pipelines.report.table import Table
+from bertvision.pipelines.report.section import Figure, Reading, Section, Table
 from bertvision.pipelines.results.columns import Column, columns
 from bertvision.pipelines.results.rows import Row
 from bertvision.pipelines.workspace.workspace import Workspace

@@ -47,8 +47,7 @@ from bertvision.pipelines.report.scores import (
     learning_curve,
     pooling_section,
 )
-from bertvision.pipelines.report.section import Reading, Section
-from bertvision.pipelines.report.table import Table, beside
+from bertvision.pipelines.report.section import Reading, Section, Table, beside
 from bertvision.pipelines.results.rows import Results, read_rows, with_marks
 from bertvision.pipelines.workspace.reproduce import BERT_COMMAND
 from bertvision.pipelines.workspace.workspace import Workspace

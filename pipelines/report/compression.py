@@ -34,10 +34,10 @@ from bertvision.pipelines.report.section import (
     SPEED_UP,
     Reading,
     Section,
+    Table,
     basis,
     floor_of,
 )
-from bertvision.pipelines.report.table import Table
 from bertvision.pipelines.results.columns import Column, columns
 from bertvision.pipelines.results.rows import Results, Row
 from bertvision.pipelines.tasks.scores import headline, headline_metric

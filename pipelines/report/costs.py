@@ -23,6 +23,7 @@ from bertvision.pipelines.report.section import (
     Figure,
     Reading,
     Section,
+    Table,
     basis,
     counts,
     floor_of,
@@ -30,7 +31,6 @@ from bertvision.pipelines.report.section import (
     scored,
     tip,
 )
-from bertvision.pipelines.report.table import Table
 from bertvision.pipelines.results.columns import Column, columns
 from bertvision.pipelines.results.rows import Row
 from bertvision.pipelines.workspace.reproduce import BERT_COMMAND

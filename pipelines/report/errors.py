@@ -9,8 +9,7 @@ from typing import Any
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.plotting import Curves, Series, points
 from bertvision.pipelines.records import leaving_out, read_record
-from bertvision.pipelines.report.section import Example, Figure, Reading, Section
-from bertvision.pipelines.report.table import Table
+from bertvision.pipelines.report.section import Example, Figure, Reading, Section, Table
 from bertvision.pipelines.results.columns import Column, columns
 from bertvision.pipelines.results.error_analysis import CELLS, ErrorAnalysis
 from bertvision.pipelines.results.rows import Row

@@ -7,10 +7,10 @@ from typing import Any
 
 from bertvision.errors import StoreError, WorkspaceError, counted
 from bertvision.featurestore.format.names import SnapshotTag
+from bertvision.pipelines.reading import StoredName
 from bertvision.pipelines.records import leaving_out
 from bertvision.pipelines.results.columns import FOOTNOTE, MARK
 from bertvision.pipelines.results.rows import Results
-from bertvision.pipelines.stored_name import StoredName
 from bertvision.pipelines.tasks.metrics import METRICS
 from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.tasks.task import load_task

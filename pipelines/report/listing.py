@@ -16,6 +16,7 @@ from bertvision.pipelines.report.section import (
     SPEED_UP,
     Reading,
     Section,
+    Table,
     basis,
     floor_of,
     heading,
@@ -23,7 +24,6 @@ from bertvision.pipelines.report.section import (
     order,
     pair,
 )
-from bertvision.pipelines.report.table import Table
 from bertvision.pipelines.results.columns import Column, columns
 from bertvision.pipelines.results.rows import COSTS, Results, columns_of, is_control
 from bertvision.pipelines.tasks.metrics import METRICS

@@ -21,8 +21,7 @@ from bertvision.pipelines.repeats.spread import (
     remarks,
     shown,
 )
-from bertvision.pipelines.report.section import Figure, Section
-from bertvision.pipelines.report.table import Table
+from bertvision.pipelines.report.section import Figure, Section, Table
 from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.text import signed
 from bertvision.pipelines.workspace.workspace import Workspace

@@ -9,7 +9,7 @@ from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.poolings import POOLINGS
 from bertvision.pipelines.readouts.probe_results import DOUBTFUL, ProbeFile, Row
 from bertvision.pipelines.records import digest_of
-from bertvision.pipelines.report.table import Table
+from bertvision.pipelines.report.section import Table
 from bertvision.pipelines.results.columns import Column, columns
 from bertvision.pipelines.tasks.registry import TASKS
 from bertvision.pipelines.text import signed

@@ -30,6 +30,7 @@ from bertvision.pipelines.report.section import (
     Figure,
     Reading,
     Section,
+    Table,
     basis,
     counts,
     heading,
@@ -38,7 +39,6 @@ from bertvision.pipelines.report.section import (
     scored,
     tip,
 )
-from bertvision.pipelines.report.table import Table
 from bertvision.pipelines.results.columns import Column, columns
 from bertvision.pipelines.results.rows import Row
 from bertvision.pipelines.text import signed

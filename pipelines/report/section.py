@@ -1,22 +1,197 @@
 """A section of the report: figures, tables and examples under one heading; parts of captions.
 
-A section whose data are not in the workspace says in one line which command makes them.
+A section whose data are not in the workspace says in one line which command makes them. A table
+declares its columns once; the page, the terminal, CSV and JSON come from these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.plotting import Chart, Panel, composed, panels
-from bertvision.pipelines.report.table import Table
-from bertvision.pipelines.results.columns import Column
+from bertvision.pipelines.results.columns import (
+    FOOTNOTE,
+    MARK,
+    ORACLE_NOTE,
+    Column,
+    lack_oracle,
+    table_of,
+)
 from bertvision.pipelines.results.rows import Results, Row
-from bertvision.pipelines.text import signed
+from bertvision.pipelines.text import csv_text, fill, signed
 from bertvision.pipelines.workspace.workspace import Workspace
+
+DIFFERENT = (
+    "The workspaces have different data (the column says which): their scores are of other items "
+    "and are not to be compared."
+)
+"""The remark below a table of workspaces whose data differ."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of the report."""
+
+    name: str
+    """Name of its files, ``tables/<name>.csv`` and ``.json``."""
+    title: str
+    """Caption in the page."""
+    columns: Sequence[Column]
+    """In order; the first one heads its row."""
+    rows: Sequence[Mapping[str, Any]]
+    """Values by the keys of the columns; what no column shows is left out."""
+    source: str
+    """The files that the values stand in; empty where each row names its own."""
+    command: str
+    """The command that makes these files."""
+    group: str = ""
+    """Key whose value stands above its rows as a heading; empty for none."""
+    more: Sequence[str] = ()
+    """Keys that only CSV and JSON have."""
+    trace: bool = False
+    """Whether rows have ``file`` and ``command`` of their own (in CSV and JSON)."""
+
+    basis: str = ""
+    """Foundation of its scores: items, seeds, intervals."""
+    remarks: Sequence[str] = ()
+    """Sentences below it."""
+    joined: Callable[[Sequence[Mapping[str, Any]]], Sequence[Mapping[str, Any]]] | None = None
+    """Function of its rows together with those of other workspaces; None leaves them."""
+
+    @property
+    def breadth(self) -> str:
+        """Class by which print makes wide tables smaller, and turns the page for the widest."""
+        letters = 0
+        for column in self.columns:
+            longest = max([len(column.text(row)) for row in self.rows], default=0)
+            letters += 3 + (longest if column.is_number else min(longest, 14))
+        sizes = (90, ""), (120, "many"), (200, "many huge")
+        return next((name for most, name in sizes if letters < most), "many huge tiny")
+
+    @property
+    def notes(self) -> list[str]:
+        """Meanings of the mark behind a name and of a missing score, where there are any."""
+        cells = (row.get(column.key) for row in self.rows for column in self.columns)
+        texts = [FOOTNOTE] if any(str(cell).endswith(MARK) for cell in cells) else []
+        texts += self.remarks
+        shown = any(column.key == "best_f1" for column in self.columns)
+        return [*texts, ORACLE_NOTE] if shown and lack_oracle(self.rows) else texts
+
+    def text(self) -> str:
+        """The rows as people read them, for a terminal, with the caption above and notes below."""
+        columns = [Column(self.group, "", "text")] * bool(self.group) + list(self.columns)
+        table = table_of(columns, self.rows)
+        above = [fill(text) for text in (self.title, self.basis) if text]
+        return "\n".join([*above, "", table, *map(fill, self.notes)])
+
+    def keys(self) -> list[str]:
+        """The header of CSV and JSON."""
+        keys = [self.group] if self.group else []
+        for column in self.columns:
+            keys += [column.key, f"{column.key}_sd"] if column.sd else [column.key]
+            keys += [f"{column.key}_difference"] * column.gain
+            ends = [f"{column.key}_{end}" for end in ("low", "high")] if column.sd else []
+            keys += [end for end in ends if any(row.get(end) is not None for row in self.rows)]
+        return [*keys, *self.more, *(["file", "command"] if self.trace else [])]
+
+    def csv(self) -> str:
+        """The rows as CSV; see `csv_text`."""
+        return csv_text(self.rows, self.keys())
+
+    def json(self) -> str:
+        """Title, what it rests on, origin, columns with their labels, and rows."""
+        keys = self.keys()
+        value = {
+            "title": self.title,
+            "basis": self.basis,
+            "source": self.source,
+            "command": self.command,
+            "columns": {c.key: c.label for c in self.columns},
+            "rows": [{key: row.get(key) for key in keys} for row in self.rows],
+        }
+        return json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def beside(parts: Sequence[tuple[Path, str, Table]]) -> Table:
+    """The same table of several workspaces, their rows below each other.
+
+    Rows of one group (a data set, a pair of snapshots) stand together.
+
+    Args:
+        parts: For each workspace its folder, its data by their digest, and its table.
+    """
+    labels, tables = _labels([root for root, _, _ in parts]), [table for _, _, table in parts]
+    rows = [
+        {"workspace": label, "data": data, **row}
+        for label, (_, data, table) in zip(labels, parts, strict=True)
+        for row in table.rows
+    ]
+    first = tables[0]
+    if first.group:
+        groups = list(dict.fromkeys(row[first.group] for row in rows))
+        rows.sort(key=lambda row: groups.index(row[first.group]))
+    rows = rows if first.joined is None else [dict(row) for row in first.joined(rows)]
+    differ = _differ(rows, first)
+    own = [Column("workspace", "workspace", "text")] + [Column("data", "data", "text")] * differ
+    return replace(
+        first,
+        title=f"{first.title}; of several workspaces",
+        basis="",
+        columns=[*own, *columns_of_all(tables)],
+        rows=rows,
+        more=list(dict.fromkeys(key for table in tables for key in table.more))
+        + ["data"] * (not differ),
+        remarks=[DIFFERENT] if differ else [],
+    )
+
+
+def columns_of_all(tables: Sequence[Table]) -> list[Column]:
+    """The columns of several tables; one that is called otherwise in another has both names.
+
+    So it is with the score, which is another metric where the task is another.
+    """
+    by_key: dict[str, list[Column]] = {}
+    for table in tables:
+        for column in table.columns:
+            by_key.setdefault(column.key, []).append(column)
+    return [
+        replace(columns[0], label=" / ".join(dict.fromkeys(column.label for column in columns)))
+        for columns in by_key.values()
+    ]
+
+
+def _differ(rows: Sequence[Mapping[str, Any]], table: Table) -> bool:
+    """Whether rows that stand for the same in several workspaces are of different data.
+
+    They are those of one group. A group that holds several data sets of a workspace (a snapshot's
+    probes) is parted by its first column, which names them.
+    """
+    of_one: dict[tuple[Any, Any], set[Any]] = {}
+    for row in rows:
+        of_one.setdefault((row.get(table.group), row["workspace"]), set()).add(row["data"])
+    several = {group for (group, _), data in of_one.items() if len(data) > 1}
+    same: dict[tuple[Any, Any], set[Any]] = {}
+    for row in rows:
+        group = row.get(table.group)
+        part = row.get(table.columns[0].key) if group in several else None
+        same.setdefault((group, part), set()).add(row["data"])
+    return any(len(data) > 1 for data in same.values())
+
+
+def _labels(roots: Sequence[Path]) -> list[str]:
+    """Names of folders, with as much of the path as tells them apart."""
+    names = [root.name for root in roots]
+    return [
+        name if names.count(name) == 1 else str(root)
+        for name, root in zip(names, roots, strict=True)
+    ]
+
 
 HEADS = "heads/<trained on>/<head>/eval/<evaluated on>/metrics.json"
 

@@ -17,7 +17,7 @@ from bertvision.errors import InputError, counted
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.reader import SplitReader
 from bertvision.featurestore.stored_split import StoredSplit
-from bertvision.pipelines.stored_name import StoredName
+from bertvision.pipelines.reading import StoredName
 from bertvision.pipelines.tasks.metrics import METRICS
 from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.tasks.scores import headline, headline_metric

@@ -8,8 +8,7 @@ from bertvision.errors import InputError
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.stored_split import StoredSplit
 from bertvision.models.zoo import HEADS, check_head
-from bertvision.pipelines.reading import StrPath, path_of, text_of
-from bertvision.pipelines.stored_name import check_hidden_states
+from bertvision.pipelines.reading import StrPath, check_hidden_states, path_of, text_of
 from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.workspace.heads import check_head_activations, check_kind, find_head
 from bertvision.pipelines.workspace.records import RunConfig, read_run_config

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from bertvision.errors import BertvisionError, InputError
 from bertvision.pipelines.encoders.checkpoint_path import check_path
-from bertvision.pipelines.stored_name import StoredName
+from bertvision.pipelines.reading import StoredName
 from bertvision.pipelines.tasks.registry import (
     NAMED_BY_FILE,
     TASKS,

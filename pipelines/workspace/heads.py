@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from bertvision.errors import InputError, ProvenanceError, UnknownNameError, did_you_mean
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.models import Kind
+from bertvision.pipelines.reading import check_hidden_states
 from bertvision.pipelines.records import read_record
-from bertvision.pipelines.stored_name import check_hidden_states
 from bertvision.pipelines.tasks.registry import find_task, head_kind
 from bertvision.pipelines.workspace.records import PassRecord, RunConfig
 from bertvision.pipelines.workspace.reproduce import training_pass_command

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from bertvision.errors import InputError, ProvenanceError, UnknownNameError
 from bertvision.featurestore.format.records import first_difference
 from bertvision.pipelines.poolings import TokenPooling
-from bertvision.pipelines.stored_name import StoredName
+from bertvision.pipelines.reading import StoredName
 from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.workspace.config import DataConfig, FinetuneConfig, WorkspaceConfig
 

@@ -11,8 +11,8 @@ from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.stored_split import StoredSplit
 from bertvision.models.zoo import HEADS
 from bertvision.pipelines.poolings import TokenPooling
+from bertvision.pipelines.reading import StoredName
 from bertvision.pipelines.records import read_record
-from bertvision.pipelines.stored_name import StoredName
 from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.tasks.scores import headline
 from bertvision.pipelines.workspace.heads import begun_passes, going_on, trained_heads
