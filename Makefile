@@ -63,11 +63,8 @@ check: $(STAMP) site ## Lint, format, types, import contracts, contents of the w
 	$(BIN)/python -m pytest -q tests/test_packaging.py -k wheel
 
 docs: $(STAMP) ## Write what is generated in docs/: commands, tables of results, API, errors
-	$(BIN)/python docs/generate_cli.py
+	$(BIN)/python docs/generate_reference.py
 	$(BIN)/python docs/generate_results.py
-	$(BIN)/python docs/generate_api.py
-	$(BIN)/python docs/generate_errors.py
-	$(BIN)/python docs/generate_schema.py
 
 site: $(STAMP) ## Build the site of the documentation in site/; a broken link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -20,8 +20,7 @@ __version__ = "0.2.0"
 _MODULES = {
     # what one does
     "jobs.experiment": ("quickstart", "status", "score", "report"),
-    "jobs.finetune": ("finetune", "logits"),
-    "jobs.repeats": ("repeat", "spread"),
+    "jobs.finetune": ("finetune", "logits", "repeat", "spread"),
     "jobs.extract": ("extract",),
     "jobs.foreign": ("import_states", "export_states"),
     "jobs.generation": ("generate", "generated_texts"),
@@ -33,8 +32,7 @@ _MODULES = {
     "jobs.systems": ("ensemble", "compare"),
     "jobs.latency": ("latency", "quantise"),
     "jobs.hub": ("push", "pull"),
-    "jobs.errors": ("error_analysis",),
-    "jobs.results": ("results", "predictions", "table"),
+    "jobs.results": ("error_analysis", "results", "predictions", "table"),
     "jobs.readouts": ("probe", "rank", "similarity"),
     "jobs.show": ("Row", "Rows"),
     "pipelines.extraction.features": ("ensure_features",),
@@ -49,19 +47,22 @@ _MODULES = {
     "featurestore.batch": ("ActivationBatch",),
     "featurestore.stream": ("ActivationLoader",),
     "featurestore.tokens.stream": ("TokenStream",),
-    "featurestore.tokens.batch": ("TokenBatch",),
+    "featurestore.tokens.feed": ("TokenBatch",),
     "featurestore.sampler": ("Sampler", "SequentialSampler", "ShuffleSampler"),
     "featurestore.format.plan": ("ShardPlan",),
     "pipelines.training.datamodule": ("ActivationDataModule", "HiddenStates"),
     "errors": ("BertvisionError", "BertvisionWarning"),
     # options of what one does
-    "pipelines.workspace.job_options": ("FinetuneOptions", "ExtractOptions", "TrainOptions"),
+    "pipelines.workspace.job_options": (
+        "FinetuneOptions",
+        "ExtractOptions",
+        "TrainOptions",
+        "GenerateOptions",
+    ),
     "pipelines.readouts.options": ("ProbeOptions", "RankOptions", "SimilarityOptions"),
-    "pipelines.generation.options": ("GenerateOptions",),
     # heads of one's own
-    "models.registry": ("build_head",),
-    "models.heads": ("SpanHead",),
-    "models.classification": ("ClassificationHead",),
+    "models.factory": ("build_head",),
+    "models.heads": ("SpanHead", "ClassificationHead"),
     "models.outputs": (
         "ClassOutput",
         "SpanOutput",
@@ -100,12 +101,11 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.featurestore.split import ActivationSplit as ActivationSplit
     from bertvision.featurestore.store import ActivationStore as ActivationStore
     from bertvision.featurestore.stream import ActivationLoader as ActivationLoader
-    from bertvision.featurestore.tokens.batch import TokenBatch as TokenBatch
+    from bertvision.featurestore.tokens.feed import TokenBatch as TokenBatch
     from bertvision.featurestore.tokens.stream import TokenStream as TokenStream
     from bertvision.featurestore.writing.appending import ActivationWriter as ActivationWriter
     from bertvision.jobs.doctor import doctor as doctor
     from bertvision.jobs.dry_run import dry_run as dry_run
-    from bertvision.jobs.errors import error_analysis as error_analysis
     from bertvision.jobs.experiment import quickstart as quickstart
     from bertvision.jobs.experiment import report as report
     from bertvision.jobs.experiment import score as score
@@ -113,6 +113,8 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.jobs.extract import extract as extract
     from bertvision.jobs.finetune import finetune as finetune
     from bertvision.jobs.finetune import logits as logits
+    from bertvision.jobs.finetune import repeat as repeat
+    from bertvision.jobs.finetune import spread as spread
     from bertvision.jobs.foreign import export_states as export_states
     from bertvision.jobs.foreign import import_states as import_states
     from bertvision.jobs.generation import generate as generate
@@ -127,8 +129,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.jobs.readouts import probe as probe
     from bertvision.jobs.readouts import rank as rank
     from bertvision.jobs.readouts import similarity as similarity
-    from bertvision.jobs.repeats import repeat as repeat
-    from bertvision.jobs.repeats import spread as spread
+    from bertvision.jobs.results import error_analysis as error_analysis
     from bertvision.jobs.results import predictions as predictions
     from bertvision.jobs.results import results as results
     from bertvision.jobs.results import table as table
@@ -139,14 +140,14 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.jobs.sweep import sweep as sweep
     from bertvision.jobs.systems import compare as compare
     from bertvision.jobs.systems import ensemble as ensemble
-    from bertvision.models.classification import ClassificationHead as ClassificationHead
+    from bertvision.models.factory import build_head as build_head
+    from bertvision.models.heads import ClassificationHead as ClassificationHead
     from bertvision.models.heads import SpanHead as SpanHead
     from bertvision.models.outputs import ClassOutput as ClassOutput
     from bertvision.models.outputs import SpanOutput as SpanOutput
     from bertvision.models.outputs import class_loss as class_loss
     from bertvision.models.outputs import distillation_loss as distillation_loss
     from bertvision.models.outputs import span_loss as span_loss
-    from bertvision.models.registry import build_head as build_head
     from bertvision.pipelines.analysis.attention import attention as attention
     from bertvision.pipelines.analysis.cca import cca as cca
     from bertvision.pipelines.analysis.cka import cka as cka
@@ -163,7 +164,6 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.pipelines.analysis.twonn import twonn as twonn
     from bertvision.pipelines.extraction.features import ensure_features as ensure_features
     from bertvision.pipelines.extraction.pooled_split import PooledSplit as PooledSplit
-    from bertvision.pipelines.generation.options import GenerateOptions as GenerateOptions
     from bertvision.pipelines.readouts.options import ProbeOptions as ProbeOptions
     from bertvision.pipelines.readouts.options import RankOptions as RankOptions
     from bertvision.pipelines.readouts.options import SimilarityOptions as SimilarityOptions
@@ -189,6 +189,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.pipelines.variants.variant import Variant as Variant
     from bertvision.pipelines.workspace.job_options import ExtractOptions as ExtractOptions
     from bertvision.pipelines.workspace.job_options import FinetuneOptions as FinetuneOptions
+    from bertvision.pipelines.workspace.job_options import GenerateOptions as GenerateOptions
     from bertvision.pipelines.workspace.job_options import TrainOptions as TrainOptions
     from bertvision.pipelines.workspace.workspace import Workspace as Workspace
 

@@ -49,23 +49,23 @@ def load_class(target: str, what: str, *, named: bool = False) -> Any:
     """
     name, _, attribute = target.partition(":")
     try:
-        found: Any = _module(name, named)
+        value: Any = _module(name, named)
     except (ImportError, AttributeError, ValueError) as error:
         raise InputError(
             f"{what} {target!r} cannot be imported ({error}): give package.module:Class of a "
             f"module that is installed, on PYTHONPATH or in the current folder, {os.getcwd()}"
         ) from error
-    classes = [k for k, v in vars(found).items() if isinstance(v, type) and v.__module__ == name]
+    classes = [k for k, v in vars(value).items() if isinstance(v, type) and v.__module__ == name]
     for part in attribute.split("."):
-        if not hasattr(found, part):
+        if not hasattr(value, part):
             raise InputError(
                 f"{what} {target!r} is not there: the module {name} has no attribute {part!r}; "
                 f"{did_you_mean(part, classes)}its classes: {', '.join(classes) or 'none'}"
             )
-        found = getattr(found, part)
-    if not callable(found):
+        value = getattr(value, part)
+    if not callable(value):
         raise InputError(f"{what} {target!r} is not a class: give package.module:Class")
-    return found
+    return value
 
 
 def _module(name: str, here: bool) -> ModuleType:

@@ -25,8 +25,8 @@ from transformers import AutoConfig, PreTrainedModel
 
 from bertvision.pipelines.encoders.encoder import Encoder
 from bertvision.pipelines.encoders.forward import PaddedForward, can_pack
+from bertvision.pipelines.encoders.kept_states import KeptStates
 from bertvision.pipelines.encoders.loading import new_model
-from bertvision.pipelines.encoders.poolings import KeptStates
 from bertvision.pipelines.precision import device
 from bertvision.pipelines.tasks.windows import Windows
 

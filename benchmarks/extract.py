@@ -29,9 +29,9 @@ from common.harness import arguments, interleave, ratios, report
 from transformers import PreTrainedModel
 
 from bertvision.featurestore.writer import open_writer
-from bertvision.pipelines.encoders.calibration import calibrate
 from bertvision.pipelines.encoders.encoder import Encoder
 from bertvision.pipelines.extraction.shardwork import ShardWork
+from bertvision.pipelines.extraction.split_extraction import calibrate
 from bertvision.pipelines.precision import Precision, device, resolve_precision
 from bertvision.pipelines.tasks.windows import Windows
 

@@ -36,9 +36,9 @@ from bertvision.featurestore.format.encoding import ChannelStats, decode, encode
 from bertvision.featurestore.format.layout import get_encoding
 from bertvision.featurestore.format.plan import SHARD_TOKENS, ShardPlan
 from bertvision.featurestore.writer import open_writer
-from bertvision.pipelines.encoders.calibration import calibrate
 from bertvision.pipelines.encoders.encoder import Encoder
 from bertvision.pipelines.extraction.extract import extract
+from bertvision.pipelines.extraction.split_extraction import calibrate
 from bertvision.pipelines.files import write_json
 from bertvision.pipelines.text import format_table
 from bertvision.pipelines.training.evaluate import evaluate

@@ -37,8 +37,8 @@ def main(*named: str) -> None:
     for text in named:
         name, _, folder = text.partition("=")
         run = {"encoder": name.rsplit("-", 2)[0], **collected(Path(folder))}
-        found = json.dumps(run, indent=None, separators=(",", ":"))
-        (FOLDER / f"{name}.json").write_text(found + "\n", encoding="utf-8")
+        written = json.dumps(run, indent=None, separators=(",", ":"))
+        (FOLDER / f"{name}.json").write_text(written + "\n", encoding="utf-8")
 
 
 def collected(folder: Path) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def collected(folder: Path) -> dict[str, Any]:
     config, left_out = workspace.config, list[str]()
 
     def kept(kind: Any) -> list[Any]:
-        return [of.result for of in read_analyses(workspace, kind, left_out).values()]
+        return [analysis.result for analysis in read_analyses(workspace, kind, left_out).values()]
 
     scores = {}
     for result in read_results(workspace, "dev"):
@@ -55,34 +55,34 @@ def collected(folder: Path) -> dict[str, Any]:
             metrics = headline(result.rules)
             scores[result.checkpoint] = metrics[headline_metric(config.task.name, metrics)]
     rsa: dict[str, dict[str, Any]] = {}
-    for of in kept(RsaResult):
-        for split, values in zip(of.splits, of.of_pairs, strict=True):
-            rsa.setdefault(split, {})[of.y] = _short(np.diagonal(values, axis1=1, axis2=2))
+    for analysis in kept(RsaResult):
+        for split, values in zip(analysis.splits, analysis.of_pairs, strict=True):
+            rsa.setdefault(split, {})[analysis.y] = _short(np.diagonal(values, axis1=1, axis2=2))
     isotropy: dict[str, Any] = {}
-    for of in kept(IsotropyResult):
-        at = of.sets.index("tokens")
-        isotropy[of.name] = {
+    for analysis in kept(IsotropyResult):
+        at = analysis.sets.index("tokens")
+        isotropy[analysis.name] = {
             tag: {
-                "mean_cosine": _short(of.mean_cosine[i, at]),
-                "corrected_cosine": _short(of.corrected_cosine[i, at]),
-                "log_ratio": _short(of.log_ratio[i, at]),
-                "outlier_channels": [list(c) for c in of.outlier_channels[i][at]],
+                "mean_cosine": _short(analysis.mean_cosine[i, at]),
+                "corrected_cosine": _short(analysis.corrected_cosine[i, at]),
+                "log_ratio": _short(analysis.log_ratio[i, at]),
+                "outlier_channels": [list(c) for c in analysis.outlier_channels[i][at]],
             }
-            for i, tag in enumerate(of.snapshots)
+            for i, tag in enumerate(analysis.snapshots)
         }
     structure = {
         tag: {
-            metric: {end: _short(getattr(of, end)[i, m]) for end in ("value", "low", "high")}
-            for m, metric in enumerate(of.metrics)
+            metric: {end: _short(getattr(analysis, end)[i, m]) for end in ("value", "low", "high")}
+            for m, metric in enumerate(analysis.metrics)
         }
-        | {"upto": {task: _short(of.upto[i, :, t]) for t, task in enumerate(of.tasks)}}
-        for of in kept(StructureResult)
-        for i, tag in enumerate(of.tags)
+        | {"upto": {task: _short(analysis.upto[i, :, t]) for t, task in enumerate(analysis.tasks)}}
+        for analysis in kept(StructureResult)
+        for i, tag in enumerate(analysis.tags)
     }
     context = {
-        tag: {name: _short(values[i]) for name, values in of.adjusted().items()}
-        for of in kept(ContextResult)
-        for i, tag in enumerate(of.snapshots)
+        tag: {name: _short(values[i]) for name, values in analysis.adjusted().items()}
+        for analysis in kept(ContextResult)
+        for i, tag in enumerate(analysis.snapshots)
     }
     if left_out:
         raise SystemExit("\n".join(left_out))
@@ -91,7 +91,10 @@ def collected(folder: Path) -> dict[str, Any]:
         "seed": config.finetune.seed,
         "scores": scores,
         "rsa": rsa,
-        "cka": {f"{of.x}-{of.y}": _short(np.diagonal(of.cka)) for of in kept(CkaResult)},
+        "cka": {
+            f"{analysis.x}-{analysis.y}": _short(np.diagonal(analysis.cka))
+            for analysis in kept(CkaResult)
+        },
         "isotropy": isotropy,
         "context": context,
         "structure": structure,

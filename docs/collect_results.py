@@ -44,28 +44,28 @@ def main(workspace: Path, *figures: str) -> None:
         beside = workspace.resolve().parent / name if name else None
         asked = asked["claim"]
         pairs = dict.fromkeys(tuple(pair) for claim in asked for pair in claim["pairs"])
-        found = [compared(first, second, workspace, beside) for first, second in pairs]
-        _write(folder / "comparisons.json", found)
+        comparisons = [compared(first, second, workspace, beside) for first, second in pairs]
+        _write(folder / "comparisons.json", comparisons)
 
 
 def compared(first: str, second: str, workspace: Path, beside: Path | None) -> dict[str, Any]:
     """A comparison over all seeds there are, with the systems as they were asked for."""
     spaces = {"workspace": workspace, "beside": beside}
     try:
-        found = bertvision.compare(first, second, seeds="all", **spaces)
+        comparison = bertvision.compare(first, second, seeds="all", **spaces)
     except InputError as error:
         if "one seed each" not in str(error):
             raise
-        found = bertvision.compare(first, second, **spaces)
-    print(found.sentence, file=sys.stderr)
-    return {**found.to_json(), "first": first, "second": second}
+        comparison = bertvision.compare(first, second, **spaces)
+    print(comparison.sentence, file=sys.stderr)
+    return {**comparison.to_json(), "first": first, "second": second}
 
 
 def errors(system: str, workspace: Path) -> dict[str, Any]:
     """Scores of groups of items as a table; below it, who alone is right on how many."""
-    found = bertvision.error_analysis(system, examples=0, workspace=workspace)
-    values = found.to_json()
-    rows = [{"by": by, **row} for by, of in values["groups"].items() for row in of]
+    analysis = bertvision.error_analysis(system, examples=0, workspace=workspace)
+    values = analysis.to_json()
+    rows = [{"by": by, **row} for by, groups in values["groups"].items() for row in groups]
     agreement, second = values["agreement"], values["second"]
     basis = (
         f"{values['questions']:,} items, one seed. {values['name']} alone is right on "

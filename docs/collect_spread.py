@@ -21,16 +21,16 @@ _ROWS = ("rows", "runs")
 
 def main(name: str, *folders: str, timed: bool) -> None:
     """Write a file of methods."""
-    found = bertvision.spread(list(folders)).to_json()
-    if found["unfinished"]:
-        raise SystemExit(f"not scored yet: {found['unfinished']}")
+    spread = bertvision.spread(list(folders)).to_json()
+    if spread["unfinished"]:
+        raise SystemExit(f"not scored yet: {spread['unfinished']}")
 
     def told(key: str) -> bool:
         return key != "folder" and (timed or not key.endswith("_seconds"))
 
     values = {
-        **{key: found[key] for key in ("task", "metric", "baseline", "baseline_name")},
-        **{of: [{k: row[k] for k in row if told(k)} for row in found[of]] for of in _ROWS},
+        **{key: spread[key] for key in ("task", "metric", "baseline", "baseline_name")},
+        **{part: [{k: row[k] for k in row if told(k)} for row in spread[part]] for part in _ROWS},
     }
     TARGET.mkdir(exist_ok=True)
     text = json.dumps(values, indent=1, ensure_ascii=False)

@@ -92,26 +92,30 @@ def table(report: Report) -> str:
 
 def _deviations(report: Report) -> str:
     """The report of `deviation.py`, with its caption and what each encoding is good for."""
-    of = report["settings"]
-    groups = f"; groups: the classes of `{of['groups']}`" if of["groups"] else ""
+    settings = report["settings"]
+    groups = f"; groups: the classes of `{settings['groups']}`" if settings["groups"] else ""
     caption = (
-        f"{of['encoder']}, fine-tuned on {of['task']}, {of['layers']} × {of['hidden']}; snapshots "
-        f"{' and '.join(of['snapshots'])}, `{of['split']}`: {of['windows']:,} windows, n = "
-        f"{of['tokens']:,} tokens{groups}. `{report['command']}`"
+        f"{settings['encoder']}, fine-tuned on {settings['task']}, {settings['layers']} × "
+        f"{settings['hidden']}; snapshots {' and '.join(settings['snapshots'])}, "
+        f"`{settings['split']}`: {settings['windows']:,} windows, n = {settings['tokens']:,} "
+        f"tokens{groups}. `{report['command']}`"
     )
     header = ["statistic", "float32"]
     for encoding in _ENCODINGS:
         header += [f"{encoding}: largest", "keeps"]
     lines = [header, ["---", "---", *["---:", "---"] * len(_ENCODINGS)]]
-    for name, found in report["statistics"].items():
-        cells = [name, f"{_digits(found['least'])} to {_digits(found['most'])}".replace("-", "−")]
+    for name, measured in report["statistics"].items():
+        cells = [
+            name,
+            f"{_digits(measured['least'])} to {_digits(measured['most'])}".replace("-", "−"),
+        ]
         for encoding in _ENCODINGS:
-            of_encoding = found[encoding]
+            of_encoding = measured[encoding]
             if of_encoding["lost"]:
                 cells += ["", "–"]
                 continue
             off = of_encoding["absolute"]["largest"]
-            share = off / max(found["most"] - found["least"], 1e-300)
+            share = off / max(measured["most"] - measured["least"], 1e-300)
             cells += [_short(off), next(word for limit, word in _KEEPS if share <= limit)]
         lines.append(cells)
     rows = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
@@ -186,9 +190,9 @@ def _bars(ax: Axes, sides: Sequence[str], ratios: Mapping[str, float]) -> None:
         ax.spines[edge].set_visible(False)
 
 
-def _by_condition(of: Mapping[str, Any]) -> dict[str, Any]:
+def _by_condition(report: Mapping[str, Any]) -> dict[str, Any]:
     """Values of sides that are named ``SIDE, CONDITION``."""
-    return {name.replace(", ", " | "): value for name, value in of.items()}
+    return {name.replace(", ", " | "): value for name, value in report.items()}
 
 
 def _conditions(names: Mapping[str, Any]) -> list[str]:

@@ -27,7 +27,7 @@ from typing import Any
 from patterns import judged
 
 from bertvision.pipelines.results.columns import Column
-from bertvision.pipelines.tasks.scores import METRICS
+from bertvision.pipelines.tasks.metrics import METRICS
 from bertvision.pipelines.text import signed
 
 RESULTS = Path(__file__).parent / "results"
@@ -75,8 +75,8 @@ def view(asked: Mapping[str, Any]) -> str:
     columns = [_column(*spec) for spec in asked["columns"]]
     basis = asked.get("basis")
     if "parts" not in asked:
-        rows, found = _rows(asked)
-        basis = found if basis is None else basis
+        rows, values = _rows(asked)
+        basis = values if basis is None else basis
     else:
         joined: dict[Any, dict[str, Any]] = {}
         for part in asked["parts"]:
@@ -97,16 +97,18 @@ def view(asked: Mapping[str, Any]) -> str:
 def _rows(asked: Mapping[str, Any]) -> tuple[list[dict[str, Any]], str]:
     """The rows of a table that have what is asked for, and what the table rests on."""
     path = RESULTS / asked["run"] / "tables" / f"{asked['table']}.json"
-    held = json.loads(path.read_text(encoding="utf-8"))
+    content = json.loads(path.read_text(encoding="utf-8"))
     where: Mapping[str, Any] = asked.get("where", {})
     rows = [
         row
-        for row in (held if isinstance(held, list) else held["rows"])  # a list of `table --json`
+        for row in (
+            content if isinstance(content, list) else content["rows"]
+        )  # a list of `table --json`
         if all(row.get(key) in (v if isinstance(v, list) else [v]) for key, v in where.items())
     ]
     if not rows:
         raise SystemExit(f"{path} has no row with {where}")
-    return rows, "" if isinstance(held, list) else held.get("basis", "")
+    return rows, "" if isinstance(content, list) else content.get("basis", "")
 
 
 def claims(names: str) -> str:
@@ -123,8 +125,8 @@ def claims(names: str) -> str:
         folder = RESULTS / run
         told = tomllib.loads((folder / "claims.toml").read_text(encoding="utf-8"))
         sides, title = told.get("beside", {}).get("as", ("", "")), told.get("title", run)
-        held = json.loads((folder / "comparisons.json").read_text(encoding="utf-8"))
-        found = {(c["first"], c["second"]): c for c in held}
+        comparisons = json.loads((folder / "comparisons.json").read_text(encoding="utf-8"))
+        by_pair = {(c["first"], c["second"]): c for c in comparisons}
         for claim in told["claim"]:
             for first, second in claim["pairs"]:
                 tag = second.rpartition(":")[2]
@@ -134,11 +136,11 @@ def claims(names: str) -> str:
                 if claim.get("untested"):
                     said = f"{signed(_gain(run, first))}, not tested"
                 else:
-                    c = found[first, second]
+                    c = by_pair[first, second]
                     said = MARKS[verdict(claim["kind"], c["low"], c["high"])]
                     said = f"{_interval(c['difference'], c['low'], c['high'])} {said}"
                 cells.setdefault(row, {})[title if runs[1:] else f"at {tag}"] = said
-        basis.append(_compared(held[0], f"{title}: " if runs[1:] else ""))
+        basis.append(_compared(comparisons[0], f"{title}: " if runs[1:] else ""))
     heads = list(dict.fromkeys(head for row in cells.values() for head in row))
     lines, last = [], ""
     for (text, pair), row in cells.items():
@@ -156,10 +158,10 @@ def _interval(value: float, low: float, high: float) -> str:
 
 def _compared(first: Mapping[str, Any], title: str) -> str:
     """The units of a run's comparisons, and what was drawn."""
-    of, drawn, items = METRICS[first["metric"]], first["clusters"], first["questions"]
+    metric, drawn, items = METRICS[first["metric"]].label, first["clusters"], first["questions"]
     clusters, name = first["words"]
     over = f"{drawn:,} {clusters} with {items:,} {name}" if drawn < items else f"{items:,} {name}"
-    return f"{title or 'Differences in '}points of {of}, bootstrap over {over}"
+    return f"{title or 'Differences in '}points of {metric}, bootstrap over {over}"
 
 
 def _gain(run: str, head: str) -> float:
@@ -196,8 +198,8 @@ def frozen(reports: str) -> str:
     """Seconds of a step with frozen layers, a row for each report, medians of its repetitions."""
     lines = []
     for path in sorted((RESULTS / reports).glob("*.json")):
-        of = json.loads(path.read_text())
-        settings, medians, ratios = of["settings"], of["medians"], of["ratios"]
+        runs = json.loads(path.read_text())
+        settings, medians, ratios = runs["settings"], runs["medians"], runs["ratios"]
         seconds = [f"{medians[name]:.3f}" for name in ("all layers", "freeze", "freeze-stored")]
         faster = [f"{ratios[name]:.2f}" for name in ("all layers", "freeze")]
         after = f"{settings['epochs_to_break_even']:.1f}"
@@ -210,14 +212,14 @@ def frozen(reports: str) -> str:
 
 def spread(task: str) -> str:
     """Methods of fine-tuning on a task, a row for each, and their difference from the first."""
-    held = json.loads((RESULTS / "variants" / f"{task}.json").read_text(encoding="utf-8"))
-    names = (f"failed of {held['rows'][0]['runs']}", "difference (95 %)", "trained weights")
-    columns = [Column("", "method", "text"), Column("", METRICS[held["metric"]])]
+    content = json.loads((RESULTS / "variants" / f"{task}.json").read_text(encoding="utf-8"))
+    names = (f"failed of {content['rows'][0]['runs']}", "difference (95 %)", "trained weights")
+    columns = [Column("", "method", "text"), Column("", METRICS[content["metric"]].label)]
     costs = ("fine_tuning_seconds", "extraction_seconds", "training_seconds")
-    timed = costs[0] in held["rows"][0]
+    timed = costs[0] in content["rows"][0]
     columns += [Column("", name) for name in (*names, *["seconds"][:timed])]
     lines = []
-    for row in held["rows"]:
+    for row in content["rows"]:
         failed, trained = round(row["failed"] * row["runs"]), row["trained_parameters"]
         line = [row["method"], f"{row['score']:.1f} ± {row['score_sd']:.1f}", str(failed)]
         ends = [row[key] for key in ("difference", "difference_low", "difference_high")]
@@ -225,7 +227,7 @@ def spread(task: str) -> str:
         if timed:
             line.append(f"{sum(row[key] for key in costs):.1f}")
         lines.append([cell.replace("-", "−") if cell[:1] in "-+" else cell for cell in line])
-    baseline = f"Baseline, {held['baseline_name']}: {held['baseline'] or 0:.1f}."
+    baseline = f"Baseline, {content['baseline_name']}: {content['baseline'] or 0:.1f}."
     return f"{_markdown(columns, lines)}\n\n{baseline}\n"
 
 
@@ -253,11 +255,11 @@ def weights(runs: str) -> str:
         [*which, *(f"{row[tag]:+.2f}".replace("-", "−") if tag in row else "–" for tag in tags)]
         for which, row in cells.items()
     ]
-    found = [ahead for row in cells.values() for ahead in row.values()]
+    gains = [ahead for row in cells.values() for ahead in row.values()]
     basis = (
         "Mean weight of a layer of the upper third, in per cent, less that of the heavier of the "
-        f"other two thirds, by the snapshot trained on; above 0 in {sum(a > 0 for a in found)} of "
-        f"{len(found)}."
+        f"other two thirds, by the snapshot trained on; above 0 in {sum(a > 0 for a in gains)} of "
+        f"{len(gains)}."
     )
     return f"{_markdown(columns, lines)}\n\n{basis}\n"
 

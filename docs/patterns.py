@@ -78,14 +78,16 @@ def uses_part(run: Run) -> Effect:
 
 def top_grows_anisotropic(run: Run) -> Effect:
     """Mean cosine of tokens in the last layer, fine-tuned less pretrained."""
-    of = run["isotropy"]["dev"]
-    return _exact(of[_last(run)]["mean_cosine"][-1] - of["0e"]["mean_cosine"][-1])
+    isotropy = run["isotropy"]["dev"]
+    return _exact(isotropy[_last(run)]["mean_cosine"][-1] - isotropy["0e"]["mean_cosine"][-1])
 
 
 def outliers_stay(run: Run) -> Effect:
     """Share of the outlier channels of all layers that are still some, less one half."""
-    of = run["isotropy"]["dev"]
-    pairs = zip(of["0e"]["outlier_channels"], of[_last(run)]["outlier_channels"], strict=True)
+    isotropy = run["isotropy"]["dev"]
+    pairs = zip(
+        isotropy["0e"]["outlier_channels"], isotropy[_last(run)]["outlier_channels"], strict=True
+    )
     before, left = np.sum([(len(a), len(set(a) & set(b))) for a, b in pairs], axis=0)
     return _exact(left / before - 0.5) if before else _exact(np.nan)
 
@@ -256,13 +258,13 @@ def judged(runs: Sequence[Run], verdict: Callable[[str, float, float], str]) -> 
     for pattern in PATTERNS:
         first = True
         for place in places:
-            of = sorted(
+            with_verdict = sorted(
                 (r for r in runs if (r["encoder"], r["task"]) == place and _measured(r, pattern)),
                 key=lambda run: run["seed"],
             )
-            if not of:
+            if not with_verdict:
                 continue
-            effects = [pattern.effect(run) for run in of]
+            effects = [pattern.effect(run) for run in with_verdict]
             said = {verdict(pattern.kind, effect.low, effect.high) for effect in effects}
             decided = len(said) == 1 and not pattern.confounded
             doubt = f" ({pattern.confounded})" if pattern.confounded else ""

@@ -57,7 +57,7 @@ def items(texts: Sequence[Sequence[str]], chance: random.Random) -> list[dict[st
         texts: reactions as tokens.
         chance: draws group and token.
     """
-    found: list[dict[str, object]] = []
+    written: list[dict[str, object]] = []
     left = dict.fromkeys(GROUPS, OF_GROUP)
     for tokens in texts:
         if len(tokens) > LONGEST:
@@ -69,10 +69,10 @@ def items(texts: Sequence[Sequence[str]], chance: random.Random) -> list[dict[st
                 at = chance.choice(places)
                 text = " ".join([*tokens[:at], "[MASK]", *tokens[at + 1 :]])
                 about = {"answer": tokens[at], "group": group, "candidates": GROUPS[group]}
-                found.append({"text": text, **about})
+                written.append({"text": text, **about})
                 left[group] -= 1
                 break
-    return found
+    return written
 
 
 def _write(path: Path, rows: Sequence[Mapping[str, object]]) -> None:

@@ -59,7 +59,7 @@ class SplitSpec:
     Attributes:
         tag: the snapshot.
         split: its name.
-        encoding: int8, int4, bfloat16, float16 or float32.
+        encoding: One of `layout.ENCODINGS`.
         layers: indices of the hidden states to keep; 0 is the embedding output.
         hidden_size: channels of a hidden state.
         provenance: everything the activations depend on, as JSON scalars.
@@ -174,13 +174,13 @@ def mend_split(
         ProvenanceError: an array comes out different.
     """
     record = ledger.read_split()
-    reader, found = SplitReader(ledger.storage, ledger.tag, ledger.split), None
+    reader, calibration = SplitReader(ledger.storage, ledger.tag, ledger.split), None
     if get_encoding(record.encoding).quantised:
         try:
-            found = reader.stats and Calibration(reader.stats, reader.encoding_error)
+            calibration = reader.stats and Calibration(reader.stats, reader.encoding_error)
         except CorruptStoreError:
-            found = calibrate().as_stored(reader.error_names)
-    values = _metadata_arrays(contents, found)
+            calibration = calibrate().as_stored(reader.error_names)
+    values = _metadata_arrays(contents, calibration)
     for name, (make, dims) in values.items():
         if arrays.array_record(make(), dims) != record.arrays.get(name):
             raise ProvenanceError(
@@ -250,16 +250,19 @@ def write_metadata(storage: Storage, record: SplitRecord) -> None:
 
 def _metadata_arrays(contents: SplitContents, calibration: Calibration | None) -> Values:
     plan = contents.plan
-    found: Values = {name: (partial(getattr, plan, name), ("example",)) for name in PLAN_ARRAYS}
+    entries: Values = {name: (partial(getattr, plan, name), ("example",)) for name in PLAN_ARRAYS}
     for name, values in contents.per_example.items():
         dims = ("example", *more_dims(name, values))
-        found[name] = (partial(values.__getitem__, plan.example_id), dims)
+        entries[name] = (partial(values.__getitem__, plan.example_id), dims)
     for name, values in contents.per_token.items():
-        found[name] = (partial(plan.place, values, 0), ("token", *more_dims(name, values)))
+        entries[name] = (
+            partial(plan.place, values, 0),
+            ("token", *more_dims(name, values)),
+        )
     if calibration is not None:
         for name, values in calibration.arrays().items():
-            found[name] = (values.copy, ("layer", "hidden")[: values.ndim])
-    return found
+            entries[name] = (values.copy, ("layer", "hidden")[: values.ndim])
+    return entries
 
 
 def more_dims(name: str, values: npt.NDArray[Any]) -> tuple[str, ...]:

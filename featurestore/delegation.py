@@ -63,10 +63,10 @@ class Grant(NamedTuple):
         Raises:
             LockedError: it was taken away.
         """
-        found = b""
+        grant = b""
         with suppress(FileNotFoundError):
-            found = storage.read(_key(self.tag, self.split))
-        if found != self.token.encode():
+            grant = storage.read(_key(self.tag, self.split))
+        if grant != self.token.encode():
             raise LockedError(
                 f"the process that handed out shards of {self.tag}/{self.split} in {self.store} "
                 "has ended, or another one writes them now; what was committed is whole: run the "

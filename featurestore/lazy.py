@@ -191,8 +191,8 @@ def pooled_dataset(
     for other in others:
         check_same_rows(first, other)
     if layers is None:
-        held = [set(split.record.layers) for split in splits.values()]
-        layers = sorted(set.intersection(*held))
+        layers_of_splits = [set(split.record.layers) for split in splits.values()]
+        layers = sorted(set.intersection(*layers_of_splits))
     view = da.stack([to_dask(split, layers) for split in splits.values()], axis=1)  # type: ignore[no-untyped-call]
     shared = {k: v for k, v in provenance_of(first).items() if k != "tokens"}
     return xr.Dataset(

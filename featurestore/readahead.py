@@ -75,15 +75,15 @@ def idle_references() -> int | None:
     It differs between versions of CPython, and other interpreters may not count at all, so it is
     tried once: None where a view of the buffer, or a view of that, is not told by the count.
     """
-    held = [np.empty(8, np.uint8)]
-    idle = sys.getrefcount(held[0])
-    view = held[0][:4].view(np.int16)
-    with_view = sys.getrefcount(held[0])
+    references = [np.empty(8, np.uint8)]
+    idle = sys.getrefcount(references[0])
+    view = references[0][:4].view(np.int16)
+    with_view = sys.getrefcount(references[0])
     further = view.reshape(2, 1).T
     del view
-    with_further = sys.getrefcount(held[0])
+    with_further = sys.getrefcount(references[0])
     del further
-    counts = with_view > idle and with_further > idle and sys.getrefcount(held[0]) == idle
+    counts = with_view > idle and with_further > idle and sys.getrefcount(references[0]) == idle
     return idle if counts else None
 
 

@@ -110,11 +110,11 @@ class SplitReader(StoredSplit):
         return super().info() | {
             "encoding_error": {
                 kind: {
-                    "largest": float(of.max()),
-                    "in_layer": (self.layer_names or self.record.layers)[int(of.argmax())],
-                    "by_layer": [float(f"{error:.4g}") for error in of],
+                    "largest": float(errors.max()),
+                    "in_layer": (self.layer_names or self.record.layers)[int(errors.argmax())],
+                    "by_layer": [float(f"{error:.4g}") for error in errors],
                 }
-                for kind, of in self.encoding_error.items()
+                for kind, errors in self.encoding_error.items()
             }
         }
 
@@ -298,8 +298,8 @@ class SplitReader(StoredSplit):
     @property
     def label_names(self) -> list[str]:
         """Names of the per-example arrays beside the plan's own."""
-        held = self.record.arrays.items()
-        return sorted(n for n, a in held if a.dims[0] == "example" and n not in PLAN_ARRAYS)
+        arrays = self.record.arrays.items()
+        return sorted(n for n, a in arrays if a.dims[0] == "example" and n not in PLAN_ARRAYS)
 
     @cached_property
     def labels(self) -> dict[str, npt.NDArray[Any]]:

@@ -53,9 +53,9 @@ from bertvision.featurestore.format.shard import shard_key
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.storage.durable import full_disk_named
 from bertvision.featurestore.storage.local import LocalStorage
-from bertvision.featurestore.tokens.selection import tokens_of_shards
+from bertvision.featurestore.tokens.order import tokens_of_shards
+from bertvision.featurestore.writing.buffer import ShardContent
 from bertvision.featurestore.writing.origin import check_record
-from bertvision.featurestore.writing.shards import ShardContent
 
 
 class Scatter:
@@ -99,15 +99,15 @@ class Scatter:
         """
         buckets = self._portions(shards)
         storage, group = self._copy.storage, group_key(self._copy.record)
-        with ExitStack() as held:
+        with ExitStack() as locks:
             if folder is None and isinstance(storage, LocalStorage):
                 self._check_room(shards)
                 # under names that readers ignore and that the next writer sweeps away
-                held.callback(storage.sweep, group)
+                locks.callback(storage.sweep, group)
                 place = storage.root / group
             else:
                 made = TemporaryDirectory(prefix="bertvision-shuffle-", dir=folder)
-                place = Path(held.enter_context(made))
+                place = Path(locks.enter_context(made))
             files = [_Bucket(place / f".bucket-{i:05d}.tmp") for i in range(len(buckets))]
             self._fill(buckets, files)
             replaced = self._replaced()
@@ -197,11 +197,11 @@ class Scatter:
 
     def _replaced(self) -> int:
         """Values of the source that were replaced: it is known by shard, not by token."""
-        found = (
+        replaced = (
             self._source.ledger.find_shard(shard, self._source.record)
             for shard in range(self._source.plan.n_shards)
         )
-        return sum(record.nonfinite for record in found if record is not None)
+        return sum(record.nonfinite for record in replaced if record is not None)
 
 
 class _Bucket:
@@ -319,12 +319,12 @@ def _values(source: ActivationSplit, seed: int) -> Values:
     plan = source.plan
     order = np.random.default_rng(seed).permutation(plan.total_tokens)
     on_axis = _on_axis(plan)
-    found: Values = {}
+    entries: Values = {}
     for name, array in source.record.arrays.items():
         make = partial(source.array, name)
         if array.dims[0] == "token":
             make = partial(_moved, source, name, on_axis, order)
-        found[name] = make, array.dims
+        entries[name] = make, array.dims
     n = plan.n_tokens.astype(np.int64)
 
     def placed(values: npt.NDArray[Any], most: int) -> npt.NDArray[Any]:
@@ -338,7 +338,9 @@ def _values(source: ActivationSplit, seed: int) -> Values:
     def positions() -> npt.NDArray[Any]:
         return placed(order - np.repeat(np.cumsum(n) - n, n)[order], int(n.max()))
 
-    return found | dict(zip(PLACES, ((examples, ("token",)), (positions, ("token",))), strict=True))
+    return entries | dict(
+        zip(PLACES, ((examples, ("token",)), (positions, ("token",))), strict=True)
+    )
 
 
 def _moved(

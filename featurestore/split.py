@@ -266,8 +266,8 @@ class ActivationSplit(SplitReader, Sequence[torch.Tensor]):
         """
         from bertvision.featurestore.damage import find_damage
 
-        found = [damage.what for damage in find_damage(self)]
+        problems = [damage.what for damage in find_damage(self)]
         with suppress(CorruptStoreError):  # of the plan, which is among the damage
             if lacking := self.lacking():
-                found.append(lacking)
-        return found
+                problems.append(lacking)
+        return problems

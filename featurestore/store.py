@@ -6,15 +6,17 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Self, overload
 
 from bertvision.errors import (
     CorruptStoreError,
     FormatVersionError,
     IncompleteSplitError,
+    InputError,
     counted,
 )
 from bertvision.featurestore.format.ledger import (
+    LEDGER,
     Ledger,
     require_split,
     require_store,
@@ -22,23 +24,30 @@ from bertvision.featurestore.format.ledger import (
     split_names,
     splits_of,
 )
-from bertvision.featurestore.format.names import SnapshotTag, check_name
-from bertvision.featurestore.format.records import ROOT
+from bertvision.featurestore.format.names import (
+    CompressionName,
+    NonFinite,
+    SnapshotTag,
+    check_name,
+)
+from bertvision.featurestore.format.records import ROOT, Provenance
 from bertvision.featurestore.storage.opening import open_storage
 from bertvision.featurestore.storage.storage import Storage
 from bertvision.featurestore.stored_split import StoredSplit
 from bertvision.featurestore.views.html import html_table
-from bertvision.featurestore.writing.offer import WritableStore
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     import xarray as xr
+    from torch import Tensor
 
     from bertvision.featurestore.split import ActivationSplit
+    from bertvision.featurestore.writing.appending import ActivationWriter
 
 _MOST_ROWS = 12  # that a repr shows
 
 
-class ActivationStore(WritableStore, Mapping[str, "SnapshotSplits"]):
+class ActivationStore(Mapping[str, "SnapshotSplits"]):
     """A folder of activations: snapshots by tag, each with its splits.
 
     Examples:
@@ -65,14 +74,14 @@ class ActivationStore(WritableStore, Mapping[str, "SnapshotSplits"]):
 
     def _contents(self) -> tuple[str, list[tuple[str, str]]]:
         """Name of the store, and the splits of each snapshot."""
-        held: dict[str, list[str]] = {}
+        splits: dict[str, list[str]] = {}
         for tag, split in split_names(self.storage):
-            held.setdefault(tag, []).append(split)
+            splits.setdefault(tag, []).append(split)
         rows = [
-            (tag, textwrap.shorten(", ".join(held[tag]), 80, placeholder=" …"))
-            for tag in sorted(held, key=SnapshotTag)
+            (tag, textwrap.shorten(", ".join(splits[tag]), 80, placeholder=" …"))
+            for tag in sorted(splits, key=SnapshotTag)
         ]
-        return f"ActivationStore {self.storage}: {counted(len(held), 'snapshot')}", rows
+        return f"ActivationStore {self.storage}: {counted(len(splits), 'snapshot')}", rows
 
     @classmethod
     def open(cls, path: str | Path) -> ActivationStore:
@@ -85,6 +94,89 @@ class ActivationStore(WritableStore, Mapping[str, "SnapshotSplits"]):
             StoreNotFoundError: there is none at ``path``.
         """
         return cls(require_store(open_storage(path)))
+
+    @classmethod
+    def create(cls, path: str | Path) -> Self:
+        """Make a store, or open the one that is there.
+
+        Args:
+            path: a folder, which is made, or an fsspec URL that can be written to, such as
+                ``s3://bucket/states``.
+
+        Raises:
+            InputError: the folder holds something else, or cannot be written to.
+        """
+        from bertvision.featurestore.creation import store_lock, write_root
+
+        storage = open_storage(path)
+        if LEDGER not in (names := storage.names("")):
+            if others := [name for name in sorted(names) if name != ROOT]:
+                raise InputError(
+                    f"{storage} holds {', '.join(others[:3])} and is no activation store: name a "
+                    "folder that is empty or not there yet"
+                )
+            with store_lock(storage):
+                write_root(storage)
+        return cls(storage)
+
+    def writer(
+        self,
+        tag: str,
+        split: str,
+        *,
+        hidden_size: int,
+        layers: Sequence[int | str],
+        encoding: str = "int8",
+        compression: CompressionName = "none",
+        shard_tokens: int | None = None,
+        provenance: Provenance | None = None,
+        tokenizer: Any = None,
+        channel_stats: tuple[Tensor | npt.ArrayLike, Tensor | npt.ArrayLike] | None = None,
+        nonfinite: NonFinite = "error",
+        part: int = 0,
+    ) -> ActivationWriter:
+        """Write hidden states that any code makes, or go on with a split that was begun.
+
+        Args:
+            tag: of the model's state, such as ``0e``.
+            split: its name; another snapshot with a split of that name has the same examples in it.
+            hidden_size: channels.
+            layers: what the hidden states are of, in the order in which they are given: indices,
+                ascending, or names.
+            encoding: int8, int4, bfloat16, float16 or float32.
+            compression: none, zstd or pcodec.
+            shard_tokens: capacity of a shard, best several times the longest example; 4,096 by
+                default.
+            provenance: what the hidden states come from, by name: model, revision, digest of its
+                weights. Whoever goes on with the split must give the same.
+            tokenizer: that the token ids are of; its digest goes into the provenance.
+            channel_stats: mean and deviation of each channel, (layers, hidden) each, for int8 and
+                int4; by default they are taken from the examples of the first shard.
+            nonfinite: refuse NaN and infinity ("error"), or replace and count them ("record").
+            part: of this process among those that write the split at once, such as its rank.
+
+        Raises:
+            InputError: an argument is out of range, or its kind cannot be stored.
+            ProvenanceError: the split was begun from something else; the message names the field.
+            LockedError: another process is writing the split, or this part of it.
+        """
+        from bertvision.featurestore.writing.appending import open_appending
+
+        return open_appending(
+            self.storage,
+            tag,
+            split,
+            hidden_size=hidden_size,
+            layers=layers,
+            encoding=encoding,
+            compression=compression,
+            shard_tokens=shard_tokens,
+            provenance=provenance or {},
+            tokenizer=tokenizer,
+            channel_stats=channel_stats,
+            nonfinite=nonfinite,
+            part=part,
+        )
 
     def tags(self) -> list[SnapshotTag]:
         """Tags of the snapshots that have at least one split, ordered as numbers."""
@@ -125,11 +217,11 @@ class ActivationStore(WritableStore, Mapping[str, "SnapshotSplits"]):
 
     def stored_splits(self) -> list[StoredSplit]:
         """The same as the ledger describes them, which is light."""
-        found = []
+        splits = []
         for names in split_names(self.storage):
             with suppress(IncompleteSplitError):
-                found.append(StoredSplit(self.storage, *names))
-        return found
+                splits.append(StoredSplit(self.storage, *names))
+        return splits
 
     def stored_bytes(self, tag: str, split: str) -> int:
         """Bytes of the committed shards of a split; a damaged record counts nothing.

@@ -98,8 +98,8 @@ class StoredSplit:
         padded to ``dense_length`` tokens, the layout of the original research.
         """
         r, committed = self.record, self.committed_shards()
-        found = (self.ledger.find_shard(shard, r) for shard in committed)
-        records = [record for record in found if record is not None]
+        shard_records = (self.ledger.find_shard(shard, r) for shard in committed)
+        records = [record for record in shard_records if record is not None]
         stored = sum(file.bytes for record in records for file in record.files.values())
         done = sum(record.examples for record in records)
         given = r.provenance.get("max_length")

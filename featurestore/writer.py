@@ -29,8 +29,8 @@ from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.storage.durable import full_disk_named
 from bertvision.featurestore.storage.opening import open_storage
 from bertvision.featurestore.storage.storage import ChangedError, Storage
+from bertvision.featurestore.writing.buffer import ShardContent
 from bertvision.featurestore.writing.origin import check_split
-from bertvision.featurestore.writing.shards import ShardContent
 
 
 def expected_bytes(plan: ShardPlan, spec: SplitSpec) -> int:

@@ -72,18 +72,18 @@ def doctor(
     folder = _folder(workspace, store)
     from bertvision.pipelines import machine
 
-    found = machine.examine_libraries()
-    if all(finding.verdict != "error" for finding in found):  # or torch may not be there
-        found += [
+    findings = machine.examine_libraries()
+    if all(finding.verdict != "error" for finding in findings):  # or torch may not be there
+        findings += [
             machine.examine_threads(),
             machine.examine_bfloat16(),
             machine.examine_gpu(),
             machine.examine_pages(),
         ]
-    found += [*machine.examine_disk(folder), machine.examine_text()]
+    findings += [*machine.examine_disk(folder), machine.examine_text()]
     return Examination(
-        usable=all(finding.verdict != "error" for finding in found),
-        findings=[Examined(**finding._asdict()) for finding in found],
+        usable=all(finding.verdict != "error" for finding in findings),
+        findings=[Examined(**finding._asdict()) for finding in findings],
     )
 
 

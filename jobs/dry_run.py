@@ -23,7 +23,7 @@ from bertvision.pipelines.reading import (
     text_of,
 )
 from bertvision.pipelines.stored_name import StoredName
-from bertvision.pipelines.tasks.sentences.labelled_file import Columns
+from bertvision.pipelines.tasks.sentences.rows import Columns
 from bertvision.pipelines.text import fill, format_table, size
 from bertvision.pipelines.workspace.checks import find_workspace
 from bertvision.pipelines.workspace.data import check_data, planned_data
@@ -302,14 +302,14 @@ def _training(plan: TrainingPlan, devices: int) -> Planned:
 
 def _sum(seconds: Iterable[float | None]) -> float | None:
     """The sum; None where one is not known."""
-    found = list(seconds)
-    known = [second for second in found if second is not None]
-    return sum(known) if len(known) == len(found) else None
+    values = list(seconds)
+    known = [second for second in values if second is not None]
+    return sum(known) if len(known) == len(values) else None
 
 
-def _records(found: Iterable[str | None]) -> list[str]:
+def _records(kinds: Iterable[str | None]) -> list[str]:
     """Each record once, in order."""
-    return [record for record in dict.fromkeys(found) if record is not None]
+    return [record for record in dict.fromkeys(kinds) if record is not None]
 
 
 PLANNED: dict[str, Callable[..., Planned]] = {

@@ -148,14 +148,14 @@ def score(
     """
     from bertvision.pipelines.tasks.squad.metrics import score_files
 
-    found = score_files(
+    scores = score_files(
         Path(predictions),
         Path(data),
         path_of(na_prob),
         na_prob_thresh=na_prob_thresh,
         skip_bad=skip_bad,
     )
-    return Scored.model_validate(found)
+    return Scored.model_validate(scores)
 
 
 @job
@@ -263,16 +263,16 @@ def status_table(status: Values) -> str:
 
 def _heads_table(status: Values) -> str:
     """A line for each head, whatever parts of the data and seeds it was trained with."""
-    found: dict[str, list[tuple[str, str]]] = {}
+    heads: dict[str, list[tuple[str, str]]] = {}
     for key, mark in (("heads", ""), ("begun", " (begun)")):
         for head in status[key]:
             name = head["name"].partition("@")[0]
-            found.setdefault(name, []).append((f"{head['trained_on']}{mark}", head["name"]))
+            heads.setdefault(name, []).append((f"{head['trained_on']}{mark}", head["name"]))
     return format_table(
         ["head", "trained on", "runs"],
         [
             [name, ", ".join(dict.fromkeys(tag for tag, _ in runs)), str(len(runs))]
-            for name, runs in sorted(found.items())
+            for name, runs in sorted(heads.items())
         ],
     )
 

@@ -25,7 +25,7 @@ from bertvision.pipelines.extraction.layers import kept_layers
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.reading import Tags, parse_tags, path_of, text_of
 from bertvision.pipelines.stored_name import StoredName
-from bertvision.pipelines.tasks.sentences.labelled_file import Columns
+from bertvision.pipelines.tasks.sentences.rows import Columns
 from bertvision.pipelines.text import format_table, size
 from bertvision.pipelines.workspace.checks import check_cluster, check_snapshots
 from bertvision.pipelines.workspace.data import adding_data, check_data

@@ -1,19 +1,22 @@
-"""Snapshots of BERT, their scores, and their logits for students."""
+"""Fine-tuning: snapshots of BERT, their scores and logits; many seeds, and methods compared."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from bertvision.errors import WorkspaceError
+from bertvision.errors import InputError, WorkspaceError
 from bertvision.jobs.experiment import Status
-from bertvision.jobs.show import Rows, Values
-from bertvision.pipelines.declare import DEFAULTS, WorkspacePath, job
+from bertvision.jobs.show import Rows, RowsField, ShownRecord, Values
+from bertvision.pipelines.declare import DEFAULTS, FigurePath, WorkspacePath, job
 from bertvision.pipelines.encoders.checkpoint_path import check_path
 from bertvision.pipelines.options import Option
+from bertvision.pipelines.plotting import Chart, Plotted, check_suffix
 from bertvision.pipelines.reading import (
     Names,
+    StrPath,
     Tag,
     Tags,
     parse_names,
@@ -22,9 +25,10 @@ from bertvision.pipelines.reading import (
     path_of,
 )
 from bertvision.pipelines.records import validated
+from bertvision.pipelines.repeats.folder import find_seeds
 from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.tasks.registry import check_task
-from bertvision.pipelines.text import format_table, size
+from bertvision.pipelines.text import fill, format_table, size
 from bertvision.pipelines.workspace.checks import check_learns, find_workspace
 from bertvision.pipelines.workspace.config import FinetuneConfig
 from bertvision.pipelines.workspace.data import check_source
@@ -34,6 +38,7 @@ from bertvision.pipelines.workspace.selection import check_split
 
 if TYPE_CHECKING:
     from bertvision.pipelines.finetuning.kept_logits import KeptLogits
+    from bertvision.pipelines.plotting import Figure
 
 
 @job
@@ -164,7 +169,7 @@ def logits(
     return Rows(keep_logits(space, tag, splits), logits_table)
 
 
-def logits_table(kept: Sequence[Values]) -> str:
+def logits_table(rows: Sequence[Values]) -> str:
     """Table of the kept logits by split."""
     return format_table(
         ["snapshot", "split", "windows", "size", "seconds", "file"],
@@ -173,6 +178,134 @@ def logits_table(kept: Sequence[Values]) -> str:
                 *(k["tag"], k["split"], f"{k['windows']:,}", size(k["bytes"])),
                 *(f"{k['seconds']:.1f}", k["file"]),
             ]
-            for k in kept
+            for k in rows
         ],
     )
+
+
+class Spread(ShownRecord, Plotted):
+    """Methods compared over the seeds of their fine-tunings."""
+
+    task: str
+    metric: str
+    """Key of the metric that ``score`` is; scores are in per cent."""
+    baseline: float | None
+    """Score of always giving the commonest answer; None where the metric has none to tell: 0 then
+    counts as failed."""
+    baseline_name: str
+    """Name of that answer: ``majority class``, ``never answering``, …."""
+    rows: RowsField
+    """For each method ``method``, ``variant``, ``system``, ``runs``, ``unfinished``, ``score``,
+    ``score_sd``, ``lowest``, ``highest``, ``failed`` (a share), ``trained_parameters``,
+    ``kept_bytes``, ``fine_tuning_seconds``, ``extraction_seconds``, ``training_seconds``, and
+    ``difference`` from the first with ``difference_low``, ``difference_high`` and ``no_interval``,
+    which says why there is none."""
+    runs: RowsField
+    """For each run ``method``, ``seed``, ``score``, ``failed``, costs and ``folder``."""
+    unfinished: list[dict[str, Any]]
+    """For each seed without a score ``method``, ``seed`` and ``command``."""
+
+    def table(self, values: Values) -> str:
+        """The text that the command prints."""
+        return spread_table(values)
+
+    def charts(self) -> dict[str, Chart]:
+        """Runs and means of methods; differences from the first with intervals.
+
+        Methods that are one variant with ever other numbers, such as freeze:1, freeze:2, …, have a
+        curve too, ``by number``.
+        """
+        from bertvision.pipelines.repeats.charts import spread_charts
+
+        return spread_charts(self.to_json())
+
+    def figure(self) -> Figure:
+        """A row of points for each method, which a notebook shows."""
+        from bertvision.pipelines.repeats.charts import spread_figure
+
+        return spread_figure(self.to_json())
+
+
+@job
+def repeat(
+    *,
+    options: FinetuneOptions = DEFAULTS,
+    save_at: Tags | None = None,
+    seeds: Annotated[int, Option(ge=1)] = 5,
+    workspace: Annotated[StrPath | None, Option(flag="--workspace -w")] = None,
+    **changes: Any,
+) -> Spread:
+    """Fine-tune BERT with several seeds, and compare the runs.
+
+    Each seed has a workspace of its own. An interrupted call is continued by the same call; what is
+    there is not done again. Seeds can be added later: new ones get the settings of those that are
+    there.
+
+    Args:
+        save_at: Fractions of an epoch to snapshot at, such as 0,0.1,0.3,1 (default 1); 2+3 is the
+            mean of two.
+        seeds: How many seeds; --seed is the first of them.
+        workspace: Folder of the workspaces, seed-0, seed-1, …; by default the one you stand in.
+
+    Returns:
+        What `spread` says of the folder.
+
+    Raises:
+        WorkspaceError: the folder is a workspace itself, or one in it was made with other settings.
+        InputError: an option, the model or the data is wrong.
+        LockedError: another process is fine-tuning in one of the workspaces.
+        StoppedError: SIGINT or SIGTERM; all is saved.
+    """
+    options = checked(options, save_at)
+    root = Path(workspace if workspace is not None else ".").expanduser().resolve()
+    if not find_seeds(root):
+        check_new(options)
+    from bertvision.pipelines.repeats.run import repeat as run
+
+    run(root, options, seeds=seeds)
+    return spread(str(root))
+
+
+@job
+def spread(
+    folders: Names,
+    *,
+    plot: FigurePath = None,
+) -> Spread:
+    """Compare methods over the seeds of their runs.
+
+    Mean, spread, failed runs, costs, and the difference from the first method.
+
+    Args:
+        folders: Folders that repeat made, one for each method; FOLDER@NAME:SNAPSHOT scores another
+            system than BERT's last snapshot.
+        plot: SVG file to write: a row of points for each method.
+
+    Raises:
+        WorkspaceError: a folder holds no runs, they differ in more than the seed, none of them is
+            scored, or they are of another task, data or metric than those of the first.
+        UnknownNameError: no run of a folder has such a system, or several are meant.
+        InputError: no folder is named, one is a file or comes twice, or ``plot`` does not end in
+            ``.svg``.
+    """
+    figure = path_of(plot)
+    if figure is not None:
+        check_suffix(figure)
+    if not (names := [name for name in parse_names(folders) if name]):
+        raise InputError("name a folder of runs, such as mrpc, which `bertvision repeat` makes")
+    from bertvision.pipelines.repeats.spread import spread as run
+
+    table = Spread.model_validate(run(names))
+    if figure is not None:
+        table.figure().save(figure)
+    return table
+
+
+def spread_table(result: Values) -> str:
+    """A line for each method, best read from the left; then what is unfinished."""
+    from bertvision.pipelines.repeats.spread import LEGEND, basis, columns, remarks, shown
+    from bertvision.pipelines.results.columns import table_of
+
+    table = table_of(columns(result), shown(result))
+    below = "\n".join(map(fill, remarks(result)))
+    return "\n\n".join(filter(None, [basis(result), table, fill(LEGEND), below]))

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from bertvision.errors import InputError, counted
-from bertvision.featurestore.format.names import CompressionName, EncodingName
+from bertvision.featurestore.format.layout import ENCODINGS, EncodingName
+from bertvision.featurestore.format.names import CompressionName
 from bertvision.jobs.show import ShownRecord, Values
 from bertvision.jobs.store import open_store, split_name
 from bertvision.pipelines.declare import NewStorePath, StorePath, WorkspacePath, job
@@ -47,7 +48,7 @@ def import_states(
     name: str,
     *,
     layers: str | Iterable[int | str] | None = None,
-    encoding: EncodingName = "int8",
+    encoding: Annotated[EncodingName, Option(f"{', '.join(ENCODINGS)}.")] = "int8",
     compression: CompressionName = "none",
     shard_tokens: Annotated[int | None, Option(ge=1)] = None,
     permute: Annotated[int | None, Option(ge=0)] = None,
@@ -82,7 +83,6 @@ def import_states(
         name: Split to write, such as 0e/train.
         layers: What the layers are, by index or name, such as 2,18,33; by default what the files
             say.
-        encoding: int8, int4, bfloat16, float16 or float32.
         compression: none, zstd or pcodec.
         shard_tokens: Tokens of a shard; by default 4,096, or twice the longest sample.
         permute: Seed of a stored order that mixes neighbours.
@@ -110,7 +110,7 @@ def import_states(
     from bertvision.featurestore.store import ActivationStore
     from bertvision.pipelines.foreign.importing import find_source, import_source
 
-    found = find_source(
+    source_there = find_source(
         path.expanduser(),
         lengths=path_of(lengths),
         input_ids=path_of(input_ids),
@@ -120,7 +120,7 @@ def import_states(
         kind=format,
     )
     done = import_source(
-        *(ActivationStore.create(place), tag, split, found),
+        *(ActivationStore.create(place), tag, split, source_there),
         layers=named,
         encoding=encoding,
         compression=compression,

@@ -14,10 +14,10 @@ from bertvision.jobs.store import open_store, split_name
 from bertvision.pipelines.declare import DEFAULTS, NewStorePath, WorkspacePath, job
 from bertvision.pipelines.encoders.sites.names import check_patterns
 from bertvision.pipelines.files import write_text
-from bertvision.pipelines.generation.options import GenerateOptions
 from bertvision.pipelines.reading import StrPath, path_of, text_of
 from bertvision.pipelines.text import size
 from bertvision.pipelines.workspace.checks import find_workspace
+from bertvision.pipelines.workspace.job_options import GenerateOptions
 
 if TYPE_CHECKING:
     from bertvision.featurestore.split import ActivationSplit
@@ -166,8 +166,8 @@ def _target(jsonl: Path | None, data: str) -> Path | None:
     path, source = jsonl.expanduser(), Path(data).expanduser()
     if path.is_dir():
         raise InputError(f"--jsonl {jsonl} is a folder: name a file, such as {jsonl / 'out.jsonl'}")
-    held = [source, *(source.iterdir() if source.is_dir() else ())]
-    if path.exists() and any(other.exists() and path.samefile(other) for other in held):
+    paths = [source, *(source.iterdir() if source.is_dir() else ())]
+    if path.exists() and any(other.exists() and path.samefile(other) for other in paths):
         raise InputError(f"--jsonl {jsonl} has the prompts, and would replace them: name another")
     return path
 

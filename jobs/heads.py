@@ -127,8 +127,8 @@ def train(
     from bertvision.pipelines.training.train import train as run
 
     own = own_part(runs, rank)
-    found = run(space, own, tag, options, overwrite=overwrite, logger=logger)
-    return Rows(found, trained_table)
+    results = run(space, own, tag, options, overwrite=overwrite, logger=logger)
+    return Rows(results, trained_table)
 
 
 def asked_training(
@@ -159,8 +159,8 @@ def asked_training(
     tag = None if checkpoint is None else parse_tag(checkpoint)
     check_new_heads(space, runs)
     if tag is None:
-        held = {head_split(kind, "train") for kind in HEAD_TOKENS}
-        stored = (name for name, splits in space.stored().items() if held & set(splits))
+        stored_splits = {head_split(kind, "train") for kind in HEAD_TOKENS}
+        stored = (name for name, splits in space.stored().items() if stored_splits & set(splits))
         tag = only_tag(stored, "activations of train")
     check_training_data(space, runs, tag, options.layers)
     return runs, tag
@@ -216,8 +216,8 @@ def evaluate(
         check_head_activations(space, target, config.kind, split)
     from bertvision.pipelines.training.evaluate import evaluate as run
 
-    found = run(space, names, trained_on=source, tag=target, split=split, precision=precision)
-    return Rows(found, evaluated_table)
+    rows = run(space, names, trained_on=source, tag=target, split=split, precision=precision)
+    return Rows(rows, evaluated_table)
 
 
 @job
@@ -243,7 +243,7 @@ def heads(
     Raises:
         UnknownNameError: There is no such head.
     """
-    from bertvision.models.registry import describe_head, describe_heads
+    from bertvision.models.factory import describe_head, describe_heads
 
     layers, hidden, encoder = _dimensions(workspace, layers, hidden)
     if name is not None:
@@ -270,11 +270,11 @@ def _dimensions(
     workspace: StrPath | None, layers: int | None, hidden: int | None
 ) -> tuple[int, int, str]:
     """Hidden states, their width, and a line that says whose these are."""
-    whose, found = "BERT-large", (25, 1024)
+    whose, shape = "BERT-large", (25, 1024)
     if layers is None or hidden is None:
         try:
             model = find_workspace(workspace).config.model
-            whose, found = (
+            whose, shape = (
                 "the workspace's encoder",
                 (model.num_hidden_layers + 1, model.hidden_size),
             )
@@ -283,7 +283,7 @@ def _dimensions(
                 raise
     if layers is not None or hidden is not None:
         whose = "an encoder"
-    layers, hidden = found[0] if layers is None else layers, found[1] if hidden is None else hidden
+    layers, hidden = shape[0] if layers is None else layers, shape[1] if hidden is None else hidden
     return layers, hidden, f"for {whose}: {layers} hidden states of width {hidden:,}"
 
 
@@ -384,10 +384,10 @@ def evaluated_table(results: Sequence[Values]) -> str:
         rows = [
             [
                 *(marked_scores(r["head"], r), r["trained_on"], r["checkpoint"]),
-                *metric_cells(found, names),
+                *metric_cells(row_metrics, names),
                 *(metric_cells(r["rules"]["argmax"]["metrics"], ["exact", "f1"]) if argmax else []),
             ]
-            for r, found in zip(group, metrics, strict=True)
+            for r, row_metrics in zip(group, metrics, strict=True)
         ]
         baseline = trivial_score(metrics[0], "f1" if argmax else "accuracy") if metrics else None
         if baseline is not None:

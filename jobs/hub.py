@@ -20,8 +20,6 @@ from bertvision.pipelines.workspace.heads import find_head, trained_on
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-    from bertvision.pipelines.sharing.upload import Sent
-
 _KINDS: dict[str, RepositoryKind] = {
     "head": "model",
     "snapshot": "model",
@@ -99,14 +97,14 @@ def push(
         )
     place = Repository(name, _KINDS[sort], revision)
     if sort == "store":
+        from bertvision.pipelines.sharing.stores import push_store
+
         opened = open_store(workspace, store)
         names = [f"{tag}/{split}" for tag in opened for split in opened[tag]]
         if what != "store":
             names = ["/".join(split_name(part)) for part in parse_names(what)]
         if not names:
             raise UnknownNameError(f"{opened.storage} is empty: `bertvision extract` writes to it")
-        from bertvision.pipelines.sharing.stores import push_store
-
         sent = push_store(
             *(_api(), place, opened, names),
             private=private,
@@ -115,9 +113,16 @@ def push(
             whole=what == "store",
         )
     else:
-        folder, sent_what = _folder_of(what, sort, workspace)
-        sent = _push_folder(sort, place, folder, private, license, replace)
-        what = sent_what
+        from bertvision.pipelines.sharing import shareable
+
+        folder, what = _folder_of(what, sort, workspace)
+        kinds = {
+            "head": shareable.head,
+            "snapshot": shareable.snapshot,
+            "report": shareable.report,
+        }
+        folder_to_send = kinds[sort](folder, name, license)
+        sent = shareable.push(_api(), place, folder_to_send, private=private, replace=replace)
     return Pushed(
         what=what,
         kind=sort,
@@ -186,11 +191,11 @@ def pull(
         assert target is not None
         told["splits"] = pull_store(api, place, files, target, names)
     elif manifest.kind == "head":
-        from bertvision.pipelines.sharing.folders import pull_head
+        from bertvision.pipelines.sharing.shareable import pull_head
 
         target = pull_head(api, place, files, manifest, folder=target, space=space)
     else:
-        from bertvision.pipelines.sharing.folders import pull_folder
+        from bertvision.pipelines.sharing.shareable import pull_folder
 
         if target is None:
             raise InputError(f"{place} holds a {manifest.kind}: name a FOLDER to put it in")
@@ -233,26 +238,6 @@ def _folder_of(what: str, sort: str, workspace: StrPath | None) -> tuple[Path, s
     return find_head(space, tag, name), f"{name}:{tag}"
 
 
-def _push_folder(
-    sort: str,
-    place: Repository,
-    folder: Path,
-    private: bool | None,
-    licence: str | None,
-    replace: bool,
-) -> Sent:
-    api = _api()
-    if sort == "report":
-        from bertvision.pipelines.sharing.folders import push_report
-
-        return push_report(api, place, folder, private=private, replace=replace)
-    if sort == "snapshot":
-        from bertvision.pipelines.sharing.folders import push_snapshot as push_it
-    else:
-        from bertvision.pipelines.sharing.folders import push_head as push_it
-    return push_it(api, place, folder, private=private, licence=licence, replace=replace)
-
-
 def _find(api: HfApi, kind: RepositoryKind | None, name: str) -> Repository:
     """The repository of a name, of whichever kind it is.
 
@@ -263,7 +248,7 @@ def _find(api: HfApi, kind: RepositoryKind | None, name: str) -> Repository:
     from bertvision.pipelines.sharing.hub import exists
 
     kinds = get_args(RepositoryKind) if kind is None else (kind,)
-    found = [place for one in kinds if exists(api, place := Repository(name, one))]
-    if len(found) > 1:
-        raise InputError(f"there are several of that name: write {' or '.join(map(str, found))}")
-    return found[0] if found else Repository(name, kinds[0])  # which the hub then says is missing
+    places = [place for one in kinds if exists(api, place := Repository(name, one))]
+    if len(places) > 1:
+        raise InputError(f"there are several of that name: write {' or '.join(map(str, places))}")
+    return places[0] if places else Repository(name, kinds[0])  # which the hub then says is missing

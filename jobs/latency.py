@@ -101,7 +101,7 @@ def latency(
         names = _one_of_each(space, source)
     from bertvision.pipelines.finetuning.latency import measure_latency
 
-    found = measure_latency(
+    latencies = measure_latency(
         space,
         [(source, name) for name in names],
         tag=target,
@@ -112,7 +112,7 @@ def latency(
         in_8_bits=quantised,
         beside=parse_names(beside) if beside else (),
     )
-    return LatencyTable.model_validate(found.model_dump())
+    return LatencyTable.model_validate(latencies.model_dump())
 
 
 class QuantisedTable(Shown, QuantisedScores):
@@ -181,12 +181,12 @@ def _one_of_each(space: Workspace, tag: str) -> list[str]:
 
     Of a class of one's own none is taken: its module is imported where its path was named.
     """
-    kept: dict[tuple[str, str], str] = {}
+    commands: dict[tuple[str, str], str] = {}
     for name in (name for on, name in trained_heads(space) if on == tag):
         config = read_run_config(space.head_dir(tag, name))
         if ":" not in config.head:
-            kept.setdefault((config.head, config.variant), name)
-    return list(kept.values())
+            commands.setdefault((config.head, config.variant), name)
+    return list(commands.values())
 
 
 def latency_table(result: Values) -> str:

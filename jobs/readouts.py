@@ -17,6 +17,7 @@ from bertvision.pipelines.declare import (
     NewEncoding,
     NewModel,
     PairColumn,
+    Poolings,
     PrecisionOption,
     Resamples,
     SkipBad,
@@ -47,7 +48,7 @@ from bertvision.pipelines.readouts.options import (
     RankOptions,
     SimilarityOptions,
 )
-from bertvision.pipelines.tasks.sentences.labelled_file import Columns
+from bertvision.pipelines.tasks.sentences.rows import Columns
 from bertvision.pipelines.text import fill, format_table, number
 from bertvision.pipelines.workspace.checks import check_cluster, check_snapshots
 from bertvision.pipelines.workspace.data import adding_data, check_data, open_data
@@ -72,7 +73,7 @@ def probe(
     checkpoint: Tags = "0e",
     untrained: bool = False,
     layers: Layers = "all",
-    pool: Names = "cls,mean",
+    pool: Poolings = "cls,mean",
     concat: Names | None = None,
     mlp: bool = False,
     control: bool = False,
@@ -97,7 +98,6 @@ def probe(
         checkpoint: Snapshots, such as 0e,1e.
         untrained: Also probe the twin with random weights.
         layers: Hidden states, such as 0,6,12 (0: embeddings), or all.
-        pool: Poolings of a window's tokens: cls,sep,mean,max.
         concat: Also layers put end to end, such as first+last,0+3+6.
         mlp: Probe with a hidden layer of 50 sigmoids, not linearly.
         control: Also probe the control task, for selectivity.
@@ -129,13 +129,13 @@ def probe(
     settings: dict[str, object] = {"text": text, "pair": pair, "label": label}
     settings |= {"max_length": max_length, "skip_bad": skip_bad}
     place, source = text_of(store), text_of(data)
-    found = []
+    measured = []
     with ExitStack() as added:
         for space, dataset in [
             added.enter_context(adding_data(root, encoder, name, source, store=place, **settings))
             for name in tasks
         ]:
-            found += run(
+            measured += run(
                 space.at(place),
                 dataset,
                 tags,
@@ -151,7 +151,7 @@ def probe(
                 scheduler=scheduler,
                 memory=int(memory * _GIB),
             )
-    rows = probe_rows(found)
+    rows = probe_rows(measured)
     return Rows(map(Row, rows), probe_table, probe_charts)
 
 
@@ -179,16 +179,16 @@ def probe_table(rows: Sequence[Values]) -> str:
     header += [f"{name} {p}" for name in shown for p in poolings]
     doubts: dict[str, str | None] = {}
     lines = []
-    for (dataset, kind, _, tag), found in by_snapshot(rows).items():
-        doubts.setdefault(dataset, found[0]["doubts"])
+    for (dataset, kind, _, tag), by_pooling in by_snapshot(rows).items():
+        doubts.setdefault(dataset, by_pooling[0]["doubts"])
         name = f"{dataset}{DOUBTFUL}" if doubts[dataset] else dataset
         line = [name, tag, *([kind] if len(kinds) > 1 else [])]
-        line.append(f"{found[0]['majority']:.1f}")
-        best = {r["pooling"]: r for r in found if r["best"]}
+        line.append(f"{by_pooling[0]['majority']:.1f}")
+        best = {r["pooling"]: r for r in by_pooling if r["best"]}
         line += [_cell(best.get(p), layer=True) for p in poolings]
         for text in joined:
-            of = {r["pooling"]: r for r in found if r["layers"] == text}
-            line += [_cell(of.get(p), layer=False) for p in poolings]
+            by_layers = {r["pooling"]: r for r in by_pooling if r["layers"] == text}
+            line += [_cell(by_layers.get(p), layer=False) for p in poolings]
         for more in shown:
             line += [number(best[p][more] if p in best else None, extra[more]) for p in poolings]
         lines.append(line)
@@ -213,14 +213,14 @@ def probe_charts(rows: Sequence[Values]) -> dict[str, Chart]:
         for row in rows
         if "+" not in row["layers"]
     ]
-    of = ["tag", "dataset", "pooling", "probe", "settings"]
-    found: dict[str, Chart] = {}
+    keys = ["tag", "dataset", "pooling", "probe", "settings"]
+    charts: dict[str, Chart] = {}
     for key, label in told.items():
-        if kept := [row for row in single if row[key] is not None]:
-            levels = {"as the twin": 0.0} if key == "difference" else _majorities(kept)
+        if scored_rows := [row for row in single if row[key] is not None]:
+            levels = {"as the twin": 0.0} if key == "difference" else _majorities(scored_rows)
             levels = levels if key in ("accuracy", "difference") else {}
-            found[key] = curves(kept, key, label, by=of, places="layers", levels=levels)
-    return found
+            charts[key] = curves(scored_rows, key, label, by=keys, places="layers", levels=levels)
+    return charts
 
 
 def _majorities(rows: Sequence[Values]) -> dict[str, float]:
@@ -266,7 +266,7 @@ def rank(
     data: DataSource = None,
     checkpoint: Tags = "0e",
     scorers: Names = "cosine,bilinear,logistic,mlp",
-    pool: Names = "mean",
+    pool: Poolings = "mean",
     layers: str = "all",
     seeds: Annotated[int, Option(ge=1)] = 1,
     options: RankOptions = DEFAULTS,
@@ -290,7 +290,6 @@ def rank(
         checkpoint: Snapshots, such as 0e,1e; untrained has random weights.
         scorers: Scorers: cosine,bilinear,logistic,mlp,logistic-uv,mlp-uv; and cross-encoder, in a
             workspace of wikiqa_pairs.
-        pool: Pooling of a text's tokens: cls, sep, mean or max.
         layers: all: each hidden state alone; numbers, first (1), last; + puts them end to end:
             all,first+last.
         seeds: How many times each scorer is trained.
@@ -337,7 +336,7 @@ def similarity(
     checkpoint: Tags = "0e",
     untrained: bool = False,
     scorers: Names = "cosine,trained",
-    pool: Names = "mean",
+    pool: Poolings = "mean",
     layers: str = "all",
     options: SimilarityOptions = DEFAULTS,
     model: NewModel = None,
@@ -359,7 +358,6 @@ def similarity(
         checkpoint: Snapshots, such as 0e,1e.
         untrained: Also score the twin with random weights.
         scorers: Scorers: cosine, which learns nothing, and trained.
-        pool: Pooling of a sentence's tokens: cls, sep, mean or max.
         layers: all: each hidden state alone; numbers, first (1), last; + puts them end to end:
             all,first+last.
 
@@ -385,11 +383,11 @@ def similarity(
     from bertvision.pipelines.readouts.similarity_results import similarity as run
     from bertvision.pipelines.readouts.similarity_results import similarity_rows, table
 
-    found = []
+    measured = []
     for space, dataset, name in [
         (*open_data(root, encoder, name, text_of(data)), name) for name in tasks
     ]:
-        found += run(
+        measured += run(
             space.at(text_of(store)),
             dataset or name,
             tags,
@@ -402,5 +400,5 @@ def similarity(
             precision=precision,
             scheduler=scheduler,
         )
-    rows = similarity_rows(found)
+    rows = similarity_rows(measured)
     return Rows(map(Row, rows), table)

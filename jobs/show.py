@@ -60,9 +60,9 @@ class Row(Mapping[str, Any]):
 
     def __getattr__(self, name: str) -> Any:
         if name in Row.__slots__ or name not in self._values:
-            held = {} if name in Row.__slots__ else self._values
-            hint = did_you_mean(name, held)
-            raise AttributeError(f"the row has no {name!r}: {hint}it has {', '.join(held)}")
+            values = {} if name in Row.__slots__ else self._values
+            hint = did_you_mean(name, values)
+            raise AttributeError(f"the row has no {name!r}: {hint}it has {', '.join(values)}")
         return self._values[name]
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -236,11 +236,11 @@ RowsField = Annotated[
 """Rows inside of a result, made of a list of dicts."""
 
 
-def metric_names(found: Sequence[Values]) -> dict[str, str]:
+def metric_names(rows: Sequence[Values]) -> dict[str, str]:
     """The metrics that occur, with their names for people, in the order of columns."""
-    from bertvision.pipelines.tasks.scores import METRICS
+    from bertvision.pipelines.tasks.metrics import METRICS
 
-    return {key: name for key, name in METRICS.items() if any(key in row for row in found)}
+    return {key: m.label for key, m in METRICS.items() if any(key in row for row in rows)}
 
 
 def metric_cells(metrics: Mapping[str, float], keys: Iterable[str]) -> list[str]:
@@ -266,9 +266,9 @@ def baseline_cells(score: float, keys: Iterable[str]) -> tuple[str, list[str]]:
 
 def meanings(keys: Iterable[str]) -> str:
     """Explanations of the shown metrics, to follow a legend."""
-    from bertvision.pipelines.tasks.scores import MEANINGS
+    from bertvision.pipelines.tasks.metrics import METRICS
 
-    return "".join(f"  {MEANINGS[key]}" for key in keys if key in MEANINGS)
+    return "".join(f"  {METRICS[key].meaning}" for key in keys if METRICS[key].meaning)
 
 
 def marked_scores(name: str, scores: Values) -> str:
@@ -307,24 +307,25 @@ def score_charts(rows: Sequence[Values]) -> dict[str, Chart]:
     Args:
         rows: of `results`, where seeds are apart, or of `sweep`, where they are together.
     """
-    from bertvision.pipelines.tasks.scores import CORRELATIONS
+    from bertvision.pipelines.tasks.metrics import METRICS
 
-    found: dict[str, Chart] = {}
+    charts: dict[str, Chart] = {}
     for key in ("score", "difference"):
-        kept = [row for row in rows if row.get(key) is not None]
-        if not kept:
+        scored_rows = [row for row in rows if row.get(key) is not None]
+        if not scored_rows:
             continue
-        names = metric_names(kept)
+        names = metric_names(scored_rows)
         metric = next(
-            (name for name in names if all(row.get(name) == row["score"] for row in kept)), "score"
+            (name for name in names if all(row.get(name) == row["score"] for row in scored_rows)),
+            "score",
         )
         title = names.get(metric, "score")
-        unit = "× 100" if metric in CORRELATIONS else "%"
+        unit = METRICS[metric].unit if metric in METRICS else "%"
         label = f"{title} ({unit})" if key == "score" else f"{title} less BERT's (points)"
-        levels = [row["baseline"] for row in kept if row.get("baseline") is not None]
+        levels = [row["baseline"] for row in scored_rows if row.get("baseline") is not None]
         level = 0.0 if key == "difference" else levels[0] if levels else None
-        drawn, cases = _by_system(kept, key)
-        found[key] = points(
+        drawn, cases = _by_system(scored_rows, key)
+        charts[key] = points(
             drawn,
             cases,
             label,
@@ -332,7 +333,7 @@ def score_charts(rows: Sequence[Values]) -> dict[str, Chart]:
             levels={"commonest answer" if key == "score" else "as BERT": level},
             over="seeds",
         )
-    return found
+    return charts
 
 
 def _by_system(rows: Sequence[Values], key: str) -> tuple[list[Values], dict[str, str]]:
@@ -348,20 +349,20 @@ def _by_system(rows: Sequence[Values], key: str) -> tuple[list[Values], dict[str
         at = (f"{name}{part}", f"{row['trained_on']} → {row['checkpoint']}")
         values.setdefault(at, []).append(row[key])
         deviations[at] = row.get(f"{key}_sd")
-    found: dict[str, dict[str, Any]] = {}
-    for (name, case), of in values.items():
-        sd = statistics.stdev(of) if len(of) > 1 else deviations[name, case]
-        found.setdefault(name, {"name": name}).update(
-            {case: statistics.fmean(of), f"{case}_sd": sd}
+    by_system: dict[str, dict[str, Any]] = {}
+    for (name, case), value in values.items():
+        sd = statistics.stdev(value) if len(value) > 1 else deviations[name, case]
+        by_system.setdefault(name, {"name": name}).update(
+            {case: statistics.fmean(value), f"{case}_sd": sd}
         )
-    return list(found.values()), {case: case for _, case in values}
+    return list(by_system.values()), {case: case for _, case in values}
 
 
 def mapping_table(values: Values) -> str:
     """Names and values, nested names joined by dots; bytes as sizes, what is too long cut short."""
-    found = _flat("", values)
-    used = max((len(name) for name, _ in found), default=0) + 2
-    return format_table(["name", "value"], [[k, shorten(_text(k, v), used)] for k, v in found])
+    pairs = _flat("", values)
+    used = max((len(name) for name, _ in pairs), default=0) + 2
+    return format_table(["name", "value"], [[k, shorten(_text(k, v), used)] for k, v in pairs])
 
 
 def flat_rows(values: Any) -> list[dict[str, Any]]:
@@ -375,11 +376,11 @@ def flat_rows(values: Any) -> list[dict[str, Any]]:
 
 
 def _flat(prefix: str, values: Values) -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
+    pairs: list[tuple[str, Any]] = []
     for key, value in values.items():
         name = f"{prefix}{key}"
-        found += _flat(f"{name}.", value) if isinstance(value, Mapping) else [(name, value)]
-    return found
+        pairs += _flat(f"{name}.", value) if isinstance(value, Mapping) else [(name, value)]
+    return pairs
 
 
 def _text(name: str, value: Any) -> str:

@@ -94,7 +94,10 @@ class Verified(Shown):
 
     def to_rows(self) -> list[dict[str, Any]]:
         """A row for each split."""
-        return [{"split": name, "problems": found} for name, found in self.problems.items()]
+        return [
+            {"split": name, "problems": problem_list}
+            for name, problem_list in self.problems.items()
+        ]
 
     def table(self, values: Values) -> str:
         """A line for each split that is whole, the problems of the others."""
@@ -238,20 +241,22 @@ class Audited(ShownRecord):
     def table(self, values: Values) -> str:
         """Lines on the wrong examples, and the bound that they give for the whole split."""
         sampled, examples, wrong = values["sampled"], values["examples"], values["wrong"]
-        of = f"{sampled:,} of {counted(examples, 'example')} of {values['split']} computed again"
-        shared = [found["what"] for found in values["deviations"]]
+        sample = (
+            f"{sampled:,} of {counted(examples, 'example')} of {values['split']} computed again"
+        )
+        shared = [finding["what"] for finding in values["deviations"]]
         verdict = f"{counted(wrong, 'example')} wrong" if wrong else "all are as they should be"
         if shared:
             verdict = f"{counted(wrong, 'example')} wrong, and all others deviate together"
             verdict = verdict if wrong else "none is wrong by itself, but all deviate together"
-        lines = [f"{of}: {verdict}", *(f"  {what}" for what in shared)]
+        lines = [f"{sample}: {verdict}", *(f"  {what}" for what in shared)]
         if sampled < examples:
             lines.append(
                 f"with {values['confidence']:.0%} confidence at most {values['at_most']:.2%} of "
                 "the split are wrong"
             )
         lines += [f"note: {remark}" for remark in values["remarks"]]
-        kinds = Counter(found["kind"] for found in values["findings"])
+        kinds = Counter(finding["kind"] for finding in values["findings"])
         if len(kinds) > 1 or wrong > _NAMED:
             lines.append(", ".join(f"{kind}: {n:,}" for kind, n in kinds.most_common()))
         lines += [f"  {f['key']}: {f['what']}" for f in values["findings"][:_NAMED]]
@@ -327,8 +332,8 @@ def audit(
         reference = of_model(opened, text_of(model) or "", text_of(tokenizer), states)
     else:
         reference = of_workspace(space, opened)
-    found = audit_split(opened, reference, sample=sample, seed=seed, tolerance=tolerance)
-    return Audited(**found.to_json())
+    findings = audit_split(opened, reference, sample=sample, seed=seed, tolerance=tolerance)
+    return Audited(**findings.to_json())
 
 
 class ShuffledTokens(ShownRecord):
@@ -432,8 +437,8 @@ def _growing(store: ActivationStore) -> list[Values]:
     from bertvision.featurestore.writing.growing import GrowingLedger
 
     ledgers = (GrowingLedger(store.storage, tag, split) for tag in store for split in store[tag])
-    found = (ledger.info() for ledger in ledgers if ledger.is_growing)
-    return [info for info in found if info is not None]
+    growing = (ledger.info() for ledger in ledgers if ledger.is_growing)
+    return [info for info in growing if info is not None]
 
 
 def splits_table(splits: Sequence[Values]) -> str:
@@ -462,8 +467,8 @@ def splits_table(splits: Sequence[Values]) -> str:
 def _completeness(split: Values) -> str:
     if split.get("growing"):
         return f"still being written, {counted(split['shards_committed'], 'shard')}"
-    of = f"{split['shards_committed']} of {counted(split['shards'], 'shard')}"
-    return "yes" if split["complete"] else of
+    committed = f"{split['shards_committed']} of {counted(split['shards'], 'shard')}"
+    return "yes" if split["complete"] else committed
 
 
 def removed_table(splits: Sequence[Values]) -> str:

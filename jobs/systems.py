@@ -25,7 +25,7 @@ from bertvision.pipelines.reading import (
     parse_tag,
 )
 from bertvision.pipelines.results.systems import Combine
-from bertvision.pipelines.tasks.scores import Metric
+from bertvision.pipelines.tasks.metrics import COMPARABLE, MetricName
 from bertvision.pipelines.text import fill, format_table
 from bertvision.pipelines.uncertainty import By, Seeds
 from bertvision.pipelines.workspace.checks import check_trained_heads, find_workspace
@@ -133,7 +133,7 @@ def ensemble(
     check_trained_heads(space, names, source)
     from bertvision.pipelines.results.ensemble import ensemble as run
 
-    found = run(
+    members = run(
         space,
         names,
         with_bert=with_bert,
@@ -142,7 +142,12 @@ def ensemble(
         combine=combine,
         split=split,
     )
-    return Ensemble.model_validate(found)
+    return Ensemble.model_validate(members)
+
+
+ComparedBy = Annotated[
+    MetricName | None, Option(f"{', '.join(COMPARABLE)}; by default that of the task.")
+]
 
 
 @job
@@ -150,7 +155,7 @@ def compare(
     first: str,
     second: str,
     *,
-    metric: Metric | None = None,
+    metric: ComparedBy = None,
     by: By = "context",
     resamples: Resamples = 10_000,
     seed: Seed = 0,
@@ -172,8 +177,6 @@ def compare(
     Args:
         first: System as NAME[:TRAINED_ON[:CHECKPOINT]]: bert:1e, learned-pooling:0.3e:1e, …
         second: The other system, likewise.
-        metric: f1, exact, accuracy, macro_f1, matthews, pearson or spearman; by default that of the
-            task.
         by: What is drawn: context (with all its questions) or question; of sentences, items.
         resamples: How often the bootstrap draws.
         seed: Seed of the draws.
@@ -191,7 +194,7 @@ def compare(
     other = None if beside is None else find_workspace(beside)
     from bertvision.pipelines.results.compare import compare as run
 
-    found = run(
+    comparison = run(
         space,
         first,
         second,
@@ -203,17 +206,13 @@ def compare(
         seeds=seeds,
         beside=other,
     )
-    return Comparison.model_validate(found)
+    return Comparison.model_validate(comparison)
 
 
 def ensemble_table(result: Values) -> str:
     """The members and their combination, with the metrics that all have."""
-    from bertvision.pipelines.tasks.scores import (
-        METRICS,
-        headline,
-        kind_of_metrics,
-        trivial_score,
-    )
+    from bertvision.pipelines.tasks.metrics import METRICS
+    from bertvision.pipelines.tasks.scores import headline, kind_of_metrics, trivial_score
     from bertvision.pipelines.workspace.reproduce import ensemble_name
 
     systems = ["BERT" if run == "bert" else run for run in result["members"]]
@@ -227,7 +226,7 @@ def ensemble_table(result: Values) -> str:
     if (baseline := trivial_score(metrics[-1], key)) is not None:
         name, cells = baseline_cells(baseline, shown)
         rows.append([name, *cells])
-    table = format_table(["system", *(METRICS[name] for name in shown)], rows)
+    table = format_table(["system", *(METRICS[name].label for name in shown)], rows)
     table = with_footnote(table, systems)
     how = "highest" if result["combine"] == "max" else "mean"
     legend = (
@@ -241,7 +240,8 @@ def ensemble_table(result: Values) -> str:
 def compare_table(result: Values) -> str:
     """Both scores, the difference with its interval and p, and what it says."""
     from bertvision.pipelines.results.columns import marked
-    from bertvision.pipelines.tasks.scores import METRICS, trivial_metrics
+    from bertvision.pipelines.tasks.metrics import METRICS
+    from bertvision.pipelines.tasks.scores import trivial_metrics
     from bertvision.pipelines.uncertainty import format_p
 
     names = [marked(result[system], result) for system in ("first", "second")]
@@ -251,9 +251,9 @@ def compare_table(result: Values) -> str:
         ["first − second", f"{result['difference']:+.2f}"],
     ]
     if (baseline := result.get("baseline")) is not None:
-        keys = [result["metric"] if result["metric"] in ("accuracy", "las") else "exact"]
+        keys = [result["metric"] if METRICS[result["metric"]].trivial else "exact"]
         rows.append([trivial_metrics(baseline, keys)[0], f"{baseline:.2f}"])
-    table = format_table(["system", METRICS[result["metric"]]], rows)
+    table = format_table(["system", METRICS[result["metric"]].label], rows)
     table = with_footnote(table, names)
     interval = f"{result['low']:+.2f} to {result['high']:+.2f}"
     p = format_p(result["p"], result["resamples"])

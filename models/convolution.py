@@ -190,10 +190,10 @@ class SeparableNorm(nn.Module):
         if not (torch.is_grad_enabled() and image.requires_grad):
             return self._mixed(image, rows)
         # running statistics take each batch in twice so, until they are computed anew
-        kept: Tensor = checkpoint(
+        states: Tensor = checkpoint(
             self._mixed, image, rows, use_reentrant=False, preserve_rng_state=False
         )
-        return kept
+        return states
 
     def _mixed(self, image: Tensor, rows: Rows | None) -> Tensor:
         mixed: Tensor = self.pointwise(self.depthwise(image, rows))

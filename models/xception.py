@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertvision.errors import InputError
-from bertvision.models.classification import ClassificationHead
 from bertvision.models.convolution import (
     Conv,
     ConvNorm,
@@ -24,7 +23,7 @@ from bertvision.models.convolution import (
     same,
     to_image,
 )
-from bertvision.models.heads import SpanHead, check_dimensions
+from bertvision.models.heads import ClassificationHead, SpanHead, check_dimensions
 from bertvision.models.pooling import Reduction
 
 _SMALLEST = 9  # (9 - 3) / 3 + 1 = 3 positions after the first convolution, as the second needs

@@ -18,9 +18,10 @@ from types import NoneType
 from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
 
 from bertvision.errors import InputError, did_you_mean
-from bertvision.featurestore.format.names import EncodingName
+from bertvision.featurestore.format.layout import ENCODINGS, EncodingName
 from bertvision.pipelines.options import Option, Options, PrecisionName, declared, flag
-from bertvision.pipelines.reading import READ, StrPath, parse_choice
+from bertvision.pipelines.poolings import POOLINGS
+from bertvision.pipelines.reading import READ, Names, StrPath, parse_choice
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -106,9 +107,10 @@ SkipBad = Annotated[
 NewModel = Annotated[
     StrPath | None, Option("Make a workspace for the hidden states of this encoder alone.")
 ]
+Poolings = Annotated[Names, Option(f"Poolings of a window's tokens: {', '.join(POOLINGS)}.")]
 NewEncoding = Annotated[
     EncodingName | None,
-    Option("How to store what is extracted: int8 (default), int4, bfloat16, float16, float32."),
+    Option(f"How to store what is extracted (default int8): {', '.join(ENCODINGS)}."),
 ]
 
 

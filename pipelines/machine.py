@@ -77,25 +77,27 @@ def examine_libraries(
 
 
 def _libraries(required: list[str], version_of: Callable[[str], str]) -> Finding:
-    held: dict[str, str] = {}
+    versions: dict[str, str] = {}
     missing: list[str] = []
     outside: list[str] = []
     for requirement in _needed(required):
         try:
-            version = held[requirement.name] = version_of(requirement.name)
+            version = versions[requirement.name] = version_of(requirement.name)
         except metadata.PackageNotFoundError:
             missing.append(str(requirement))
             continue
         if not requirement.specifier.contains(version, prereleases=True):
             outside.append(f"{requirement.name} {version} (needed: {requirement.specifier})")
-    found = ", ".join(f"{name} {held[name]}" for name in _MAIN if name in held)
+    versions_text = ", ".join(f"{name} {versions[name]}" for name in _MAIN if name in versions)
     if missing:
         install = f"Install what is missing: pip install {' '.join(map(repr, missing))}."
-        return Finding("libraries", "error", f"{found}; without {', '.join(missing)}", install)
+        return Finding(
+            "libraries", "error", f"{versions_text}; without {', '.join(missing)}", install
+        )
     if outside:
         advice = f"Install versions that are in the declared ranges: {', '.join(outside)}."
-        return Finding("libraries", "warning", found, advice)
-    return Finding("libraries", "ok", f"{found}; all {len(held)} are in their ranges")
+        return Finding("libraries", "warning", versions_text, advice)
+    return Finding("libraries", "ok", f"{versions_text}; all {len(versions)} are in their ranges")
 
 
 def _needed(required: list[str]) -> Iterator[Requirement]:
@@ -116,10 +118,12 @@ def examine_text() -> Finding:
         "texts": locale.getpreferredencoding(False),
         "output": getattr(sys.stdout, "encoding", None) or "unknown",
     }
-    found = ", ".join(f"{what} {encoding}" for what, encoding in encodings.items())
+    encodings_text = ", ".join(f"{what} {encoding}" for what, encoding in encodings.items())
     if all(name.lower().replace("-", "") == "utf8" for name in encodings.values()):
-        return Finding("locale", "ok", found)
-    return Finding("locale", "warning", found, "Set PYTHONUTF8=1, or a locale such as C.UTF-8.")
+        return Finding("locale", "ok", encodings_text)
+    return Finding(
+        "locale", "warning", encodings_text, "Set PYTHONUTF8=1, or a locale such as C.UTF-8."
+    )
 
 
 _WIDTH, _REPEATS = 1024, 3
@@ -144,22 +148,22 @@ def examine_threads(environment: Mapping[str, str] = os.environ) -> Finding:
 
     cores, threads = usable_cores(), torch.get_num_threads()
     told = environment.get("OMP_NUM_THREADS")
-    found = (
+    counts_text = (
         f"{os.cpu_count()} cores, {cores} of them usable, {threads} thread{'s' * (threads > 1)}, "
         f"OMP_NUM_THREADS {told or 'not set'}"
     )
     if threads > cores:
         return Finding(
-            *("threads", "warning", found),
+            *("threads", "warning", counts_text),
             f"Set OMP_NUM_THREADS={cores}: more threads than cores wait for each other.",
         )
     if told is not None and threads * 2 <= cores:
         return Finding(
-            *("threads", "warning", found),
+            *("threads", "warning", counts_text),
             f"Unset OMP_NUM_THREADS, or set it to {cores}: {cores - threads} of {cores} cores "
             "stand still.",
         )
-    return Finding("threads", "ok", found)
+    return Finding("threads", "ok", counts_text)
 
 
 def examine_bfloat16() -> Finding:
@@ -172,17 +176,17 @@ def examine_bfloat16() -> Finding:
     times = {dtype: matmul_seconds(dtype) for dtype in (torch.float32, torch.bfloat16)}
     faster = times[torch.float32] / times[torch.bfloat16]
     speed = {dtype: 2 * _WIDTH**3 / seconds / 1e9 for dtype, seconds in times.items()}
-    found = (
+    bf16_text = (
         f"{'native' if native else 'not native'}; a product of {_WIDTH} × {_WIDTH} matrices: "
         f"float32 {speed[torch.float32]:,.0f}, bfloat16 {speed[torch.bfloat16]:,.0f} GFLOP/s "
         f"({faster:.1f} times as fast)"
     )
     if native and faster < 1:
         return Finding(
-            *("bfloat16", "warning", found),
+            *("bfloat16", "warning", bf16_text),
             "Try --precision 32: --precision auto takes bfloat16 here, which was slower just now.",
         )
-    return Finding("bfloat16", "ok", found)
+    return Finding("bfloat16", "ok", bf16_text)
 
 
 def matmul_seconds(dtype: torch.dtype) -> float:
@@ -210,9 +214,9 @@ def examine_gpu() -> Finding:
     import torch
 
     if torch.cuda.is_available():
-        held = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-        found = ", ".join(f"{gpu.name} ({gpu.total_memory / 2**30:.0f} GiB)" for gpu in held)
-        return Finding("gpu", "ok", found)
+        gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+        gpus_text = ", ".join(f"{gpu.name} ({gpu.total_memory / 2**30:.0f} GiB)" for gpu in gpus)
+        return Finding("gpu", "ok", gpus_text)
     if _NVIDIA.is_file():
         return Finding(
             *("gpu", "warning", f"a driver, but torch {torch.__version__} uses no GPU"),
@@ -234,18 +238,18 @@ def examine_pages(path: Path = _PAGES, environment: Mapping[str, str] = os.envir
         return Finding("huge pages", "ok", "no setting of this system")
     chosen = setting[setting.find("[") + 1 : setting.find("]")]
     asked = environment.get("THP_MEM_ALLOC_ENABLE") == "1"
-    found = f"{chosen}; torch {'asks' if asked else 'does not ask'} for them"
+    pages_text = f"{chosen}; torch {'asks' if asked else 'does not ask'} for them"
     if chosen == "never":
         return Finding(
-            *("huge pages", "warning", found),
+            *("huge pages", "warning", pages_text),
             f"As root, echo madvise > {path}: training on the processor is faster with them.",
         )
     if chosen == "madvise" and not asked:
         return Finding(
-            *("huge pages", "warning", found),
+            *("huge pages", "warning", pages_text),
             "Set THP_MEM_ALLOC_ENABLE=1 before torch is imported, as the command line does.",
         )
-    return Finding("huge pages", "ok", found)
+    return Finding("huge pages", "ok", pages_text)
 
 
 _PIECE, _PIECES = 1 << 20, 48
@@ -319,11 +323,11 @@ def examine_disk(folder: Path) -> list[Finding]:
     except OSError as error:
         advice = "Use a --workspace in a folder that you may write to, on a disk that is not full."
         return [Finding("disk", "error", f"{place}: {error.strerror}", advice), room]
-    found = f"{place}: writes {size(int(speed.write))}/s, reads {size(int(speed.read))}/s"
+    rates_text = f"{place}: writes {size(int(speed.write))}/s, reads {size(int(speed.read))}/s"
     if min(speed) >= _SLOW:
-        return [Finding("disk", "ok", found), room]
+        return [Finding("disk", "ok", rates_text), room]
     advice = (
         "Keep activations on a faster disk (--store), or make them smaller (--encoding int4, "
         "--compression zstd)."
     )
-    return [Finding("disk", "warning", found, advice), room]
+    return [Finding("disk", "warning", rates_text, advice), room]

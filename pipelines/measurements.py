@@ -17,6 +17,7 @@ from bertvision.errors import ProvenanceError, StoreNotFoundError, WorkspaceErro
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.format.records import Provenance, first_difference
 from bertvision.pipelines.options import Options
+from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.records import (
     Record,
     leave_out,
@@ -24,7 +25,6 @@ from bertvision.pipelines.records import (
     read_record,
     write_record,
 )
-from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.workspace.config import Tag
 from bertvision.pipelines.workspace.records import read_snapshot_info
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -104,10 +104,10 @@ class Measurements(Record):
         path = self.place(root)
         if not path.exists():
             return self
-        held = self.read(path)
+        before = self.read(path)
         mend = "delete that file to measure again, or use another --workspace"
-        check_made_from(path, held.told(), self.told(), mend)
-        return held
+        check_made_from(path, before.told(), self.told(), mend)
+        return before
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -151,8 +151,10 @@ def check_made_from(
         ProvenanceError: they differ; names the field and both values.
     """
     if difference := first_difference(there, here):
-        name, kept, now = difference
-        raise ProvenanceError(f"{place} was made with {name} = {kept!r}, now it is {now!r}: {mend}")
+        name, before, now = difference
+        raise ProvenanceError(
+            f"{place} was made with {name} = {before!r}, now it is {now!r}: {mend}"
+        )
 
 
 def read_current(
@@ -173,14 +175,14 @@ def read_current(
     Raises:
         WorkspaceError: a file is damaged, and there is no list.
     """
-    found, snapshots = {}, cache(partial(weights_of_snapshot, workspace))
+    results, snapshots = {}, cache(partial(weights_of_snapshot, workspace))
     for path in sorted(paths):
         with leaving_out(left_out):
             record = read(path)
             weights = [(workspace.snapshot_dir(t), x, snapshots(t)) for t, x in record.weights]
             if is_current(path, weights, record.mend(path), left_out):
-                found[path] = record
-    return found
+                results[path] = record
+    return results
 
 
 def is_current(

@@ -75,11 +75,11 @@ class Options:
 
 def declared(options: type[Options]) -> dict[str, tuple[Any, Option]]:
     """Type and `Option` of every field, in order."""
-    found = {}
+    declared_options = {}
     for name, hint in get_type_hints(options, include_extras=True).items():
         bare, *extras = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-        found[name] = bare, next((x for x in extras if isinstance(x, Option)), Option())
-    return found
+        declared_options[name] = bare, next((x for x in extras if isinstance(x, Option)), Option())
+    return declared_options
 
 
 def flag(name: str, option: Option) -> str:

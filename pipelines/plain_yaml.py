@@ -101,7 +101,7 @@ def with_value(text: str, key: str, value: object) -> str:
     if not isinstance(node, yaml.MappingNode) or node.flow_style:
         raise ValueError("it is no mapping with a key in each line")
     line = yaml_text({key: value}, width=float("inf")).rstrip("\n")
-    for name, held in node.value:
+    for name, item in node.value:
         if name.value == key:
-            return text[: name.start_mark.index] + line + text[held.end_mark.index :]
+            return text[: name.start_mark.index] + line + text[item.end_mark.index :]
     return f"{text.rstrip()}\n{line}\n"

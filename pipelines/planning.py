@@ -26,7 +26,8 @@ from bertvision.featurestore.storage.storage import Storage
 from bertvision.featurestore.stored_split import StoredSplit
 from bertvision.featurestore.writer import expected_bytes, free_bytes
 from bertvision.featurestore.writing.origin import check_split, tokenizer_digest
-from bertvision.models.registry import count_parameters
+from bertvision.models.factory import count_parameters
+from bertvision.pipelines.encoders.kept_states import check_poolings
 from bertvision.pipelines.encoders.loading import (
     Dimensions,
     checkpoint_weight_names,
@@ -35,7 +36,6 @@ from bertvision.pipelines.encoders.loading import (
     load_tokenizer,
     read_config,
 )
-from bertvision.pipelines.encoders.poolings import check_poolings
 from bertvision.pipelines.encoders.sites.taps import check_same_sites, snapshot_sites
 from bertvision.pipelines.encoders.weights import weight_names
 from bertvision.pipelines.extraction.contents import (
@@ -48,12 +48,13 @@ from bertvision.pipelines.extraction.extract import wanted_splits
 from bertvision.pipelines.extraction.job import ExtractionJob, check_lengths
 from bertvision.pipelines.extraction.layers import kept_layers
 from bertvision.pipelines.extraction.stored_tokens import plan_jobs
+from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.precision import device, resolve_precision
 from bertvision.pipelines.records import Record, read_record
 from bertvision.pipelines.results.sweep import asked_runs, combinations
 from bertvision.pipelines.stored_name import StoredName
 from bertvision.pipelines.tasks.data import TaskConfig
-from bertvision.pipelines.tasks.registry import TokenPooling, find_task
+from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.tasks.task import Task, load_task
 from bertvision.pipelines.tasks.windows import Windows
 from bertvision.pipelines.training.evaluate import is_evaluated
@@ -61,12 +62,12 @@ from bertvision.pipelines.training.module import build_heads
 from bertvision.pipelines.training.plan import TrainingPass
 from bertvision.pipelines.training.train import plan_passes
 from bertvision.pipelines.workspace.dataset import Dataset
-from bertvision.pipelines.workspace.dataset_record import is_added
 from bertvision.pipelines.workspace.heads import trained_heads
 from bertvision.pipelines.workspace.job_options import ExtractOptions, TrainOptions
 from bertvision.pipelines.workspace.records import (
     ExtractionCosts,
     RunConfig,
+    is_added,
     is_snapshot,
     read_run_config,
     read_run_metrics,
@@ -108,22 +109,22 @@ def extraction_rate(
     """
     asked = StoredName.parse(name)
 
-    def alike(found: ExtractionCosts) -> bool:
-        other = StoredName.parse(found.split)
+    def alike(costs_of_split: ExtractionCosts) -> bool:
+        other = StoredName.parse(costs_of_split.split)
         return (
-            found.examples_written > 0
-            and (found.precision, found.device) == (precision, device().type)
-            and (found.pooled_from is None) == (pooled_from is None)
+            costs_of_split.examples_written > 0
+            and (costs_of_split.precision, costs_of_split.device) == (precision, device().type)
+            and (costs_of_split.pooled_from is None) == (pooled_from is None)
             and (other.dataset, other.sites) == (asked.dataset, asked.sites)
             and (other.tokens == "all") == (asked.tokens == "all")
         )
 
     costs = _records(workspace.root.glob("extraction/*/*.json"), ExtractionCosts)
-    held = [(path, found) for path, found in costs if alike(found)]
-    if not held:
+    measured = [(path, record) for path, record in costs if alike(record)]
+    if not measured:
         return None
-    path, found = max(held, key=lambda x: (x[1].split == name, x[1].examples_written))
-    return Rate(found.seconds / found.examples_written, _seen(workspace, path))
+    path, record = max(measured, key=lambda x: (x[1].split == name, x[1].examples_written))
+    return Rate(record.seconds / record.examples_written, _seen(workspace, path))
 
 
 def training_rate(workspace: Workspace, config: RunConfig) -> Rate | None:
@@ -144,10 +145,10 @@ def training_rate(workspace: Workspace, config: RunConfig) -> Rate | None:
     for tag, name in trained_heads(workspace):
         folder = workspace.head_dir(tag, name)
         try:
-            found, metrics = read_run_config(folder), read_run_metrics(folder)
+            run_config, metrics = read_run_config(folder), read_run_metrics(folder)
         except BertvisionError:
             continue  # the commands that need it say what is wrong
-        if _work(found) == _work(config) and metrics.steps > (best[0] if best else 0):
+        if _work(run_config) == _work(config) and metrics.steps > (best[0] if best else 0):
             seen = _seen(workspace, folder / "metrics.json")
             best = metrics.steps, Rate(metrics.own_seconds / metrics.steps, seen)
     return None if best is None else best[1]
@@ -240,7 +241,7 @@ def plan_extraction(
     rows: list[PlannedSplit] = []
     for tag in map(SnapshotTag, tags):
         encoder = _Unloaded.of(workspace, tag)
-        check_poolings([kept for kept in tokens if kept != "all"], encoder.tokenizer)
+        check_poolings([pooling for pooling in tokens if pooling != "all"], encoder.tokenizer)
         own = options
         if options.sites is not None:
             own = replace(options, sites=snapshot_sites(encoder.folder, options.sites))
@@ -253,10 +254,10 @@ def plan_extraction(
             if key not in cut:
                 cut[key] = data.task.windows(data.items(job.split), encoder.tokenizer, data.config)
                 check_lengths(encoder.size.max_length, cut[key])
-            for kept in tokens:
+            for pooling in tokens:
                 own_part = (p for p in parts if p.split == job.split)
-                part = next((p for p in own_part if kept in (p.options.tokens or ())), None)
-                split = _Split(workspace, data, encoder, part, job, kept)
+                part = next((p for p in own_part if pooling in (p.options.tokens or ())), None)
+                split = _Split(workspace, data, encoder, part, job, pooling)
                 rows.append(split.planned(storage, cut[key]))
     return ExtractionPlan(rows, str(storage), free_bytes(storage))
 
@@ -288,10 +289,10 @@ class _Unloaded:
             return replace(parts[-1], made=False)
         if not made and not (tag.is_untrained or tag.fraction == 0):
             workspace.require_snapshot(tag)  # which says what makes it
-        found = None
+        encoder = None
         if not made:
-            found = find_unloaded(model.name_or_path, model.revision)
-            folder = found.folder
+            encoder = find_unloaded(model.name_or_path, model.revision)
+            folder = encoder.folder
         config = read_config(folder, f"snapshot {tag}")
         tokenizer = load_tokenizer(folder)
         size = dimensions(config, tokenizer)
@@ -299,7 +300,7 @@ class _Unloaded:
             size = size._replace(layers=model.num_hidden_layers)
         task = load_task(workspace.config.task.name)
         if made or not find_task(task.name).learns:
-            names = checkpoint_weight_names(found) if found else weight_names(folder)
+            names = checkpoint_weight_names(encoder) if encoder else weight_names(folder)
             pooler = any("pooler" in name.split(".") for name in names)
         else:
             pooler = _task_has_pooler(task, config, workspace.config.task)
@@ -484,12 +485,12 @@ def plan_sweep(
     kinds, sources, targets = combinations(
         workspace, options.named(runs), trained_on, checkpoints, split
     )
-    found: list[PlannedRun] = []
+    planned_runs: list[PlannedRun] = []
     passes = evaluations = 0
     for kind, group in kinds.items():
         for source in sources[kind]:
             planned = plan_training(workspace, group, source, options)
-            found += planned.runs
+            planned_runs += planned.runs
             passes += planned.passes
             for run, row in zip(group, planned.runs, strict=True):
                 evaluations += sum(
@@ -502,7 +503,7 @@ def plan_sweep(
                     )
                     for target in targets[kind]
                 )
-    return TrainingPlan(found, passes, evaluations)
+    return TrainingPlan(planned_runs, passes, evaluations)
 
 
 def _rows(plan: TrainingPass) -> dict[Run, PlannedRun]:
@@ -515,13 +516,13 @@ def _rows(plan: TrainingPass) -> dict[Run, PlannedRun]:
         device="meta",
     )
     begun = (plan.folder / "resume.ckpt").is_file() if plan.todo else False
-    total, found = len(plan.split), {}
+    total, rows = len(plan.split), {}
     for run, config in plan.configs.items():
         examples, training = run.examples(total), config.training
         steps = training.epochs * ceil(examples / training.batch_size)
         todo = run in plan.todo
         rate = training_rate(plan.workspace, config) if todo and steps else None
-        found[run] = PlannedRun(
+        rows[run] = PlannedRun(
             head=run.head + run.variant,
             trained_on=str(plan.tag),
             state="there" if not todo else "begun" if begun else "new",
@@ -534,4 +535,4 @@ def _rows(plan: TrainingPass) -> dict[Run, PlannedRun]:
             seconds=rate.seconds * steps if rate else None if todo and steps else 0.0,
             measured=rate.measured if rate else None,
         )
-    return found
+    return rows

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 from bertvision.errors import InputError
-from bertvision.featurestore.format.names import EncodingName, SnapshotTag
+from bertvision.featurestore.format.layout import EncodingName
+from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.options import PrecisionName
-from bertvision.pipelines.tasks.registry import POOLINGS, TokenPooling
+from bertvision.pipelines.poolings import POOLINGS, TokenPooling
 
 StrPath = str | os.PathLike[str]
 Names = str | Iterable[str]
@@ -28,8 +29,8 @@ ENCODINGS: tuple[EncodingName, ...] = get_args(EncodingName)
 
 def parse_names(value: Names) -> list[str]:
     """``train,dev`` → names."""
-    found = value.split(",") if isinstance(value, str) else value
-    return [str(part).strip() for part in found]
+    names = value.split(",") if isinstance(value, str) else value
+    return [str(part).strip() for part in names]
 
 
 def parse_tags(value: Tags) -> tuple[str, ...]:
@@ -114,8 +115,8 @@ def parse_numbers(value: Numbers, option: str, such_as: str) -> tuple[float, ...
         InputError: a part is not a number.
     """
     try:
-        found = [value] if isinstance(value, float | int) else _texts(value)
-        return tuple(float(part) for part in found)
+        numbers = [value] if isinstance(value, float | int) else _texts(value)
+        return tuple(float(part) for part in numbers)
     except (TypeError, ValueError):
         raise InputError(f"{option} {value!r}: give {such_as}") from None
 

@@ -187,12 +187,12 @@ def map_here(function: Callable[[A], B], items: Sequence[A], desc: str | None = 
         desc: label of a progress bar; None shows none.
     """
     with _one_blas_thread(), ThreadPoolExecutor(CPU_COUNT) as pool:
-        found = pool.map(function, items)
+        results = pool.map(function, items)
         if desc is None:
-            return list(found)
+            return list(results)
         with progress(len(items), desc, "task") as bar:
             done = []
-            for value in found:
+            for value in results:
                 done.append(value)
                 bar.update()
             return done

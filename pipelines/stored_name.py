@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from bertvision.errors import InputError
-from bertvision.pipelines.tasks.registry import POOLINGS, TokenPooling
+from bertvision.pipelines.poolings import POOLINGS, TokenPooling
 
 _SITES: Final = "sites"
 

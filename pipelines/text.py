@@ -35,9 +35,9 @@ def format_table(
         rows: cells as text, as many in each row as in the header.
         stacked: columns that do not fit follow below, beside the first column again.
     """
-    if (kept := _TABLES.get()) is not None:
-        kept.append((header, rows))
-        return kept.place(len(kept) - 1)
+    if (tables := _TABLES.get()) is not None:
+        tables.append((header, rows))
+        return tables.place(len(tables) - 1)
     lines = [header, *rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
     numeric = [_are_numbers([row[i] for row in rows]) for i in range(len(header))]
@@ -168,7 +168,7 @@ def printable(text: str) -> str:
     Texts of the data come into messages and tables; an escape sequence in them could rename the
     window, move the cursor over other lines or write to the clipboard.
     """
-    return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _STEERING.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def size(n: float) -> str:
@@ -198,5 +198,5 @@ def interval(row: Mapping[str, Any], key: str, form: str = "{:.1f}") -> str:
 
 
 def _are_numbers(cells: Sequence[str]) -> bool:
-    found = [cell for cell in cells if cell not in ("", "-", "–")]
-    return bool(found) and all(map(_NUMBER.fullmatch, found))
+    filled = [cell for cell in cells if cell not in ("", "-", "–")]
+    return bool(filled) and all(map(_NUMBER.fullmatch, filled))

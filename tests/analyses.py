@@ -32,7 +32,7 @@ from bertvision.pipelines.analysis.rsa import Paired, RsaResult
 from bertvision.pipelines.analysis.rsa import rsa_of_arrays as rsa
 from bertvision.pipelines.analysis.structure import StructureResult
 from bertvision.pipelines.analysis.uses import Uses
-from bertvision.pipelines.readouts.options import BASELINES, METRICS
+from bertvision.pipelines.readouts.options import BASELINES, SYNTAX_METRICS
 
 
 def states(seed: int, tokens: int = 40, layers: int = 3, hidden: int = 6) -> da.Array:
@@ -152,7 +152,7 @@ def _structure() -> StructureResult:
     return StructureResult(
         tags=("0e", "untrained"),
         layers=(0, 1, 2),
-        metrics=METRICS,
+        metrics=SYNTAX_METRICS,
         value=value,
         low=0.9 * value,
         high=1.1 * value,

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from bertvision.models.registry import build_head, count_parameters
+from bertvision.models.factory import build_head, count_parameters
 from bertvision.pipelines.files import digests_in, write_json
 from bertvision.pipelines.records import write_record
 from bertvision.pipelines.tasks.data import TaskConfig

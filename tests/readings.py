@@ -19,8 +19,8 @@ from torch import nn
 
 from bertvision.featurestore.damage import find_damage
 from bertvision.featurestore.split import ActivationSplit
+from bertvision.models.factory import HEADS, build_head
 from bertvision.models.outputs import SpanOutput
-from bertvision.models.registry import HEADS, build_head
 from bertvision.pipelines.readouts.probe_results import ProbeFile, probe_rows
 from bertvision.pipelines.results.rows import read_rows
 from bertvision.pipelines.training.evaluate import is_evaluated

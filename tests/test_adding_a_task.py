@@ -16,8 +16,8 @@ from scipy.special import softmax
 
 from bertvision import plugins
 from bertvision.errors import InputError
-from bertvision.jobs.errors import errors_table
 from bertvision.jobs.heads import evaluated_table
+from bertvision.jobs.results import errors_table
 from bertvision.jobs.systems import compare_table
 from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.finetuning.finetune import finetune

@@ -25,8 +25,7 @@ from bertvision.pipelines.analysis.attention import (
 )
 from bertvision.pipelines.analysis.attention import attention_of_maps as attention
 from bertvision.pipelines.analysis.prune import gated, replayed
-from bertvision.pipelines.tasks.batch import collate
-from bertvision.pipelines.tasks.windows import Windows
+from bertvision.pipelines.tasks.windows import Windows, collate
 from bertvision.pipelines.workspace.creation import feature_workspace
 from bertvision.pipelines.workspace.snapshots import load_snapshot
 from bertvision.pipelines.workspace.workspace import Workspace

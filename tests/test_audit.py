@@ -24,8 +24,7 @@ from bertvision.featurestore.store import ActivationStore
 from bertvision.featurestore.writer import open_writer
 from bertvision.jobs.store import Audited
 from bertvision.pipelines.audit.audit import at_most
-from bertvision.pipelines.audit.diagnosis import Case, diagnose
-from bertvision.pipelines.audit.distance import yardstick
+from bertvision.pipelines.audit.distance import Case, diagnose, yardstick
 from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.extraction.job import ExtractionJob, load_encoder
 from bertvision.pipelines.extraction.split_extraction import SplitExtraction

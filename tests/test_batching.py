@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from bertvision.pipelines.encoders.loading import load_model
 from bertvision.pipelines.finetuning.steps import StepLoader, plan_batches, steps_per_epoch
-from bertvision.pipelines.tasks.batch import collate
 from bertvision.pipelines.tasks.task import load_task
-from bertvision.pipelines.tasks.windows import Windows
+from bertvision.pipelines.tasks.windows import Windows, collate
 from bertvision.pipelines.workspace.config import Order
 
 

@@ -23,9 +23,9 @@ from bertvision.models.convolution import (
     same,
     to_image,
 )
+from bertvision.models.factory import HEADS, build_head
 from bertvision.models.heads import Head
 from bertvision.models.outputs import class_loss, span_loss
-from bertvision.models.registry import HEADS, build_head
 
 LAYERS, HIDDEN = 3, 32
 

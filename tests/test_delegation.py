@@ -19,7 +19,7 @@ from bertvision.featurestore.delegation import Grant, granted
 from bertvision.featurestore.format.encoding import encode
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.writer import SplitWriter, granted_writer, open_writer
-from bertvision.featurestore.writing.shards import ShardContent
+from bertvision.featurestore.writing.buffer import ShardContent
 
 LENGTHS = [9, 30, 17, 5, 40, 22, 13, 8, 31]
 

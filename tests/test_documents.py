@@ -17,7 +17,7 @@ from transformers import AutoModel, AutoTokenizer
 
 import bertvision
 from bertvision.errors import InputError, WorkspaceError
-from bertvision.pipelines.encoders.calibration import _kinds
+from bertvision.pipelines.extraction.split_extraction import _kinds
 from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.workspace.dataset import add_dataset

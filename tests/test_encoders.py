@@ -23,7 +23,6 @@ from transformers import (
 
 import bertvision
 from bertvision.errors import InputError
-from bertvision.pipelines.encoders.calibration import calibrate
 from bertvision.pipelines.encoders.encoder import Encoder
 from bertvision.pipelines.encoders.forward import (
     PACKED_ATTENTION,
@@ -33,6 +32,7 @@ from bertvision.pipelines.encoders.forward import (
     PaddedForward,
     groups,
 )
+from bertvision.pipelines.encoders.kept_states import check_poolings
 from bertvision.pipelines.encoders.loading import (
     dimensions,
     find_pretrained,
@@ -42,15 +42,13 @@ from bertvision.pipelines.encoders.loading import (
     pad_id,
     takes_token_types,
 )
-from bertvision.pipelines.encoders.poolings import check_poolings
-from bertvision.pipelines.tasks.batch import collate
+from bertvision.pipelines.extraction.split_extraction import calibrate
+from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.tasks.data import Sentence
-from bertvision.pipelines.tasks.registry import TokenPooling
-from bertvision.pipelines.tasks.sentences.windows import sentence_windows
-from bertvision.pipelines.tasks.special_tokens import special_ends
+from bertvision.pipelines.tasks.sentences.task import sentence_windows
 from bertvision.pipelines.tasks.squad.read import Answer, Question
 from bertvision.pipelines.tasks.squad.windows import question_windows
-from bertvision.pipelines.tasks.windows import Windows
+from bertvision.pipelines.tasks.windows import Windows, collate, special_ends
 
 ALL = range(LAYERS + 1)
 TEXTS = [

@@ -20,7 +20,6 @@ from bertvision.pipelines.analysis.cka import CkaResult
 from bertvision.pipelines.analysis.isotropy import ROUNDED, IsotropyResult, Rounding
 from bertvision.pipelines.analysis.isotropy import isotropy_of_arrays as isotropy
 from bertvision.pipelines.analysis.request import encoding_notes
-from bertvision.pipelines.analysis.result import Keeps
 from bertvision.pipelines.analysis.rsa import RsaResult
 from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.report.analyses import analysis_section
@@ -159,8 +158,10 @@ def test_the_table_of_encodings_is_what_was_measured() -> None:
     }
     declared = {result.kind: result.keeps for result in analysis.results()}
     for kind, names in measured.items():
-        assert declared.pop(kind) == (keeps(names, "int8"), keeps(names, "int4")), kind
-    assert set(declared.values()) == {Keeps()}
+        kept = {encoding: keeps(names, encoding) for encoding in ("int8", "int4")}
+        declared_here = dict.fromkeys(kept, "unmeasured") | dict(declared.pop(kind))
+        assert declared_here == kept, kind
+    assert not any(declared.values())
 
 
 def test_what_an_encoding_keeps_less_well_than_it_promises_is_said(tmp_path: Path) -> None:
@@ -179,7 +180,7 @@ def test_what_an_encoding_keeps_less_well_than_it_promises_is_said(tmp_path: Pat
 def test_of_int4_what_is_kept_is_said_by_analysis(splits: dict[str, ActivationSplit]) -> None:
     (course,) = encoding_notes("rsa", RsaResult.keeps, [splits["int4"]])
     assert "of which rsa keeps the course over layers" in course
-    (unmeasured,) = encoding_notes("lens", Keeps(), [splits["int4"]])
+    (unmeasured,) = encoding_notes("lens", {}, [splits["int4"]])
     assert "was not measured" in unmeasured
     for encoding in ("float32", "bfloat16", "float16", "int8"):
         assert encoding_notes("rsa", RsaResult.keeps, [splits[encoding]]) == []

@@ -21,16 +21,15 @@ from bertvision.featurestore.format.encoding import decode, encode
 from bertvision.featurestore.format.layout import get_encoding
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines import quickstart
-from bertvision.pipelines.encoders.calibration import calibrate
 from bertvision.pipelines.encoders.encoder import Encoder
 from bertvision.pipelines.encoders.loading import load_model, load_tokenizer
 from bertvision.pipelines.extraction import split_extraction
 from bertvision.pipelines.extraction.extract import extract
-from bertvision.pipelines.tasks.batch import collate
+from bertvision.pipelines.extraction.split_extraction import calibrate
 from bertvision.pipelines.tasks.generated import make_paragraphs
 from bertvision.pipelines.tasks.squad.read import Question
 from bertvision.pipelines.tasks.squad.windows import question_windows
-from bertvision.pipelines.tasks.windows import Windows
+from bertvision.pipelines.tasks.windows import Windows, collate
 from bertvision.pipelines.workspace.snapshots import load_snapshot
 from bertvision.pipelines.workspace.workspace import Workspace
 

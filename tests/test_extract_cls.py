@@ -32,8 +32,8 @@ from bertvision.featurestore.writer import SplitWriter
 from bertvision.pipelines.extraction import split_extraction
 from bertvision.pipelines.extraction.extract import extract, repair
 from bertvision.pipelines.finetuning.finetune import finetune
-from bertvision.pipelines.tasks.batch import collate
 from bertvision.pipelines.tasks.squad.windows import window_labels
+from bertvision.pipelines.tasks.windows import collate
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
 from bertvision.pipelines.workspace.records import RunConfig, RunTraining
 from bertvision.pipelines.workspace.snapshots import load_snapshot

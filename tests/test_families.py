@@ -19,8 +19,7 @@ from bertvision.errors import BertvisionError, InputError
 from bertvision.pipelines.encoders.encoder import Encoder
 from bertvision.pipelines.encoders.loading import load_model
 from bertvision.pipelines.encoders.padding_trial import distance
-from bertvision.pipelines.tasks.batch import collate
-from bertvision.pipelines.tasks.windows import Windows
+from bertvision.pipelines.tasks.windows import Windows, collate
 
 WORDS = ["the", "anna", "founded", "rome", "who", "in"]
 LENGTHS = (1, 2, 3, 9, 10, 11, 12, 20, 21, 22, 22, 40, 42, 43, 90, 95, 96, 1)

@@ -26,8 +26,9 @@ from bertvision.featurestore.writer import SplitWriter
 from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.extraction.features import ensure_features
 from bertvision.pipelines.extraction.pooled_split import PooledSplit
+from bertvision.pipelines.poolings import POOLINGS, TokenPooling
 from bertvision.pipelines.stored_name import StoredName
-from bertvision.pipelines.tasks.registry import POOLINGS, TASKS, TokenPooling, find_task
+from bertvision.pipelines.tasks.registry import TASKS, find_task
 from bertvision.pipelines.workspace.creation import feature_workspace, open_workspace
 from bertvision.pipelines.workspace.dataset import add_dataset
 from bertvision.pipelines.workspace.job_options import FinetuneOptions

@@ -22,9 +22,9 @@ from bertvision.pipelines.encoders.loading import load_model
 from bertvision.pipelines.finetuning.baseline import evaluate_bert
 from bertvision.pipelines.finetuning.finetune import finetune
 from bertvision.pipelines.finetuning.module import FinetuneModule, learning_rate
-from bertvision.pipelines.tasks.batch import collate
 from bertvision.pipelines.tasks.logits import Logits, WindowIndex
 from bertvision.pipelines.tasks.task import load_task
+from bertvision.pipelines.tasks.windows import collate
 from bertvision.pipelines.workspace.config import FinetuneConfig, WorkspaceConfig
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
 from bertvision.pipelines.workspace.pretrained import ensure_snapshot

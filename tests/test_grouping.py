@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from bertvision.pipelines.extraction.contents import made_from_data
 from bertvision.pipelines.tasks.data import Sentence, TaskConfig
-from bertvision.pipelines.tasks.grouping import containing, linked
 from bertvision.pipelines.tasks.registry import TASKS
+from bertvision.pipelines.tasks.soundness import containing, linked
 from bertvision.pipelines.tasks.squad.read import Question
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.workspace.config import FinetuneConfig, WorkspaceConfig

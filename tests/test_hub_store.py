@@ -22,7 +22,7 @@ from bertvision.errors import (
     UnknownNameError,
 )
 from bertvision.featurestore.store import ActivationStore
-from bertvision.pipelines.sharing import upload
+from bertvision.pipelines.sharing import transfer
 
 REPO = "me/acts"
 LENGTHS = [30, 40, 50, 60, 20, 64]
@@ -226,7 +226,7 @@ def test_limits_are_checked_before_anything_is_sent(
         ("MOST_BYTES", "in a file"),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(upload, name, 3)
+            patch.setattr(transfer, name, 3)
             with pytest.raises(InputError, match=match):
                 bertvision.push("store", REPO, store=store)
     assert not hub.asked("POST", "")
@@ -237,7 +237,7 @@ def test_files_go_in_several_commits(
     hub: hubs.Hub, store: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A store of many files is no single commit, and the last one has the card."""
-    monkeypatch.setattr(upload, "FILES_OF_A_COMMIT", 10)
+    monkeypatch.setattr(transfer, "FILES_OF_A_COMMIT", 10)
     sent = bertvision.push("store", REPO, store=store)
     assert len(hub.repositories["dataset", REPO].messages) > sent.files // 10
     bertvision.pull(REPO, tmp_path / "copy")

@@ -16,8 +16,8 @@ from terminal import done, with_heads
 
 import bertvision
 from bertvision.errors import InputError, UnknownNameError
-from bertvision.jobs.errors import Errors
 from bertvision.jobs.experiment import Status
+from bertvision.jobs.results import Errors
 from bertvision.jobs.show import Row, Rows
 from bertvision.jobs.systems import Comparison, Ensemble
 from bertvision.pipelines import analysis
@@ -229,7 +229,7 @@ MISTAKES = {
     "bertvision.sweep(trained_on='9e')": "--trained-on 9e: no whole split train is stored",
     "bertvision.sweep(seeds=0)": "--seeds 0: give 1 or more",
     "bertvision.compare('bert:1e', 'learned-poling:1e')": "did you mean learned-pooling",
-    "bertvision.compare('bert:1e', 'bert:0.5e', metric='f2')": "--metric 'f2': choose one of f1",
+    "bertvision.compare('bert:1e', 'bert:0.5e', metric='f2')": "--metric 'f2': choose one of exact",
     "bertvision.ensemble('learned-poling')": "did you mean learned-pooling",
     "bertvision.predictions('learned-poling')": "did you mean learned-pooling",
     "bertvision.cka('1e', '9e')": "no activations of 9e",

@@ -29,8 +29,8 @@ from bertvision.pipelines.workspace.config import (
     ModelConfig,
     WorkspaceConfig,
 )
-from bertvision.pipelines.workspace.dataset_record import DatasetRecord
 from bertvision.pipelines.workspace.records import (
+    DatasetRecord,
     PassRecord,
     RunConfig,
     RunTraining,

@@ -14,6 +14,14 @@ from torch import Tensor, nn
 
 from bertvision.errors import InputError
 from bertvision.models.bilinear import BilinearSpanHead
+from bertvision.models.factory import (
+    HEADS,
+    build_head,
+    count_parameters,
+    describe_heads,
+    encoder_multiplications,
+    kind_of,
+)
 from bertvision.models.heads import AdapterSpanHead, Head
 from bertvision.models.outputs import ClassOutput, SpanOutput, class_loss, pad_packed, span_loss
 from bertvision.models.pooling import (
@@ -22,14 +30,6 @@ from bertvision.models.pooling import (
     IndependentAdapter,
     LearnedPooling,
     SharedAdapter,
-)
-from bertvision.models.registry import (
-    HEADS,
-    build_head,
-    count_parameters,
-    describe_heads,
-    encoder_multiplications,
-    kind_of,
 )
 
 LAYERS, HIDDEN = 5, 12

@@ -26,8 +26,8 @@ from bertvision.errors import InputError
 from bertvision.pipelines.encoders.loading import load_model
 from bertvision.pipelines.finetuning.finetune import finetune
 from bertvision.pipelines.finetuning.module import FinetuneModule
-from bertvision.pipelines.tasks.batch import Batch
 from bertvision.pipelines.tasks.task import load_task
+from bertvision.pipelines.tasks.windows import Batch
 from bertvision.pipelines.variants.cls import Standardised
 from bertvision.pipelines.variants.exits import ExitLayers, ExitsLearned, exits_of
 from bertvision.pipelines.variants.masked import Masking, head_of, masked_loss, masked_words

@@ -11,7 +11,7 @@ from transformers import (
     AutoModelForSequenceClassification,
 )
 
-from bertvision.models.registry import build_head
+from bertvision.models.factory import build_head
 from bertvision.pipelines.encoders.loading import Float32Linear, load_model, new_model
 
 

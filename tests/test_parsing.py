@@ -17,20 +17,19 @@ from treebanks import ANNA, BORIS, as_conllu, drawn_sentence
 
 from bertvision.errors import InputError, WorkspaceError
 from bertvision.pipelines.encoders.loading import load_model
-from bertvision.pipelines.tasks.batch import Batch, collate
 from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.tasks.logits import Logits, WindowIndex
-from bertvision.pipelines.tasks.task import load_task
-from bertvision.pipelines.tasks.trees.biaffine import best_tree
-from bertvision.pipelines.tasks.trees.conllu import ParsedSentence, blocks, parse
-from bertvision.pipelines.tasks.trees.parsing import (
+from bertvision.pipelines.tasks.parsing import (
     Tree,
     attached,
+    best_tree,
     commonest_arc,
     named,
     written,
 )
-from bertvision.pipelines.tasks.windows import Windows
+from bertvision.pipelines.tasks.task import load_task
+from bertvision.pipelines.tasks.treebank import ParsedSentence, blocks, parse
+from bertvision.pipelines.tasks.windows import Batch, Windows, collate
 
 TASK = load_task("parsing")
 

@@ -24,7 +24,7 @@ from bertvision.pipelines.finetuning.kept_logits import keep_logits, predict_log
 from bertvision.pipelines.report.intervals import add_intervals
 from bertvision.pipelines.results.rows import read_rows
 from bertvision.pipelines.tasks.logits import Logits, WindowIndex
-from bertvision.pipelines.tasks.trees.parsing import attached
+from bertvision.pipelines.tasks.parsing import attached
 from bertvision.pipelines.training.lightning import TrainingLog
 from bertvision.pipelines.training.resume import StoppedError
 from bertvision.pipelines.workspace.snapshots import load_snapshot

@@ -15,8 +15,8 @@ from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 
 from bertvision.errors import InputError, UnknownNameError
+from bertvision.jobs.finetune import Spread
 from bertvision.jobs.readouts import probe_charts
-from bertvision.jobs.repeats import Spread
 from bertvision.jobs.show import Row, Rows, score_charts
 from bertvision.pipelines import analysis
 from bertvision.pipelines.analysis.cka import CkaResult

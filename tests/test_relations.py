@@ -15,7 +15,7 @@ from bertvision.errors import InputError, UnknownNameError
 from bertvision.pipelines.analysis.attention import WindowMaps
 from bertvision.pipelines.analysis.relations import Looked, RelationsResult, between_words
 from bertvision.pipelines.analysis.relations import relations_of_maps as relations
-from bertvision.pipelines.tasks.trees.conllu import ParsedSentence
+from bertvision.pipelines.tasks.treebank import ParsedSentence
 from bertvision.pipelines.workspace.workspace import Workspace
 
 LAYERS, HEADS = 2, 3

@@ -20,7 +20,7 @@ from workspaces import SETTINGS, write_squad
 
 import bertvision
 from bertvision.errors import BertvisionError, InputError, UnknownNameError, WorkspaceError
-from bertvision.jobs.repeats import Spread
+from bertvision.jobs.finetune import Spread
 from bertvision.pipelines.finetuning.finetune import finetune
 from bertvision.pipelines.records import read_record, write_record
 from bertvision.pipelines.repeats.charts import apart, numbered

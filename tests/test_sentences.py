@@ -15,13 +15,13 @@ from transformers import AutoTokenizer, pipeline
 from bertvision.errors import InputError
 from bertvision.models.outputs import ClassOutput
 from bertvision.pipelines.encoders.loading import load_model
-from bertvision.pipelines.tasks.batch import collate
 from bertvision.pipelines.tasks.data import Sentence, TaskConfig, TaskData
 from bertvision.pipelines.tasks.logits import Logits, WindowIndex
 from bertvision.pipelines.tasks.registry import TASKS
 from bertvision.pipelines.tasks.sentences.senteval import DOWNSTREAM, PROBING
 from bertvision.pipelines.tasks.sentences.task import SentenceTask
 from bertvision.pipelines.tasks.task import load_task
+from bertvision.pipelines.tasks.windows import collate
 
 CLASSES = ("no", "perhaps", "yes")
 ITEMS = [

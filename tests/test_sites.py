@@ -15,7 +15,7 @@ from bertvision.pipelines.encoders.loading import load_tokenizer, takes_token_ty
 from bertvision.pipelines.encoders.sites.names import FINAL_NORM, choose_sites, sites_of
 from bertvision.pipelines.encoders.sites.taps import Taps
 from bertvision.pipelines.tasks.data import Sentence
-from bertvision.pipelines.tasks.sentences.windows import sentence_windows
+from bertvision.pipelines.tasks.sentences.task import sentence_windows
 from bertvision.pipelines.tasks.windows import Windows
 
 WORDS = 120

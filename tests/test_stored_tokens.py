@@ -23,9 +23,9 @@ from bertvision.pipelines.extraction.extract import Extracted, extract, repair
 from bertvision.pipelines.extraction.features import ensure_features
 from bertvision.pipelines.extraction.pooled_split import PooledSplit
 from bertvision.pipelines.finetuning.finetune import finetune
+from bertvision.pipelines.poolings import POOLINGS, TokenPooling
 from bertvision.pipelines.results.results import read_results
 from bertvision.pipelines.results.rows import read_costs
-from bertvision.pipelines.tasks.registry import POOLINGS, TokenPooling
 from bertvision.pipelines.training.evaluate import evaluate
 from bertvision.pipelines.training.train import train
 from bertvision.pipelines.workspace.job_options import FinetuneOptions, TrainOptions

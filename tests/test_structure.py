@@ -23,7 +23,7 @@ from treebanks import ANNA, drawn_sentence, embedded, store_trees, write_treeban
 from bertvision.errors import InputError
 from bertvision.pipelines.analysis.structure import result_of
 from bertvision.pipelines.readouts.batched import StackedAdam
-from bertvision.pipelines.readouts.options import METRICS, StructureOptions
+from bertvision.pipelines.readouts.options import SYNTAX_METRICS, StructureOptions
 from bertvision.pipelines.readouts.structure import (
     DepthProbes,
     DistanceProbes,
@@ -58,7 +58,7 @@ from bertvision.pipelines.readouts.trees import (
     spanning_trees,
 )
 from bertvision.pipelines.report.build import write_report
-from bertvision.pipelines.tasks.trees.conllu import ParsedSentence, blocks, parse
+from bertvision.pipelines.tasks.treebank import ParsedSentence, blocks, parse
 from bertvision.pipelines.workspace.workspace import Workspace
 
 HIDDEN = 24
@@ -415,7 +415,7 @@ def test_it_is_in_the_report(space: Path) -> None:
     page = write_report(Workspace.find(space)).page
     rows = read_table(page, "structure")
     assert [row["system"] for row in rows] == [*["0e"] * 3, "chain", "random trees", "majority"]
-    assert set(METRICS) <= rows[0].keys()
+    assert set(SYNTAX_METRICS) <= rows[0].keys()
     assert "Structure: trees in hidden states" in page.read_text()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from bertvision.pipelines.encoders.poolings import pool, pool_numpy
-from bertvision.pipelines.tasks.registry import POOLINGS, TokenPooling
+from bertvision.errors import UnknownNameError
+from bertvision.pipelines.poolings import POOLINGS, TokenPooling, pool, pool_numpy
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=6)
 FLOATS = st.floats(-1e4, 1e4, width=32)
@@ -82,3 +84,12 @@ def test_what_is_not_a_number_shows_in_its_own_window_and_channel(pooling: Token
 def test_no_windows_have_no_vectors(pooling: TokenPooling) -> None:
     empty = pool_numpy(np.zeros((0, 3, 4), np.float32), np.zeros(0, np.int32), pooling)
     assert empty.shape == (0, 3, 4)
+
+
+@pytest.mark.parametrize("name", ["median", "all"])
+def test_an_unknown_pooling_is_refused_by_name(name: Any) -> None:
+    states = np.zeros((3, 2), np.float32)
+    with pytest.raises(UnknownNameError, match=f"no pooling '{name}': there are cls, sep, mean"):
+        pool(torch.from_numpy(states), np.array([1, 2]), name)
+    with pytest.raises(UnknownNameError, match=f"no pooling '{name}': there are cls, sep, mean"):
+        pool_numpy(states, np.array([1, 2]), name)

@@ -29,7 +29,7 @@ from bertvision.featurestore.format.shard import ShardReader
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.store import ActivationStore
 from bertvision.featurestore.stream import ActivationLoader
-from bertvision.featurestore.tokens.batch import TokenBatch
+from bertvision.featurestore.tokens.feed import TokenBatch
 from bertvision.featurestore.tokens.stream import TokenStream
 
 LENGTHS = np.random.default_rng(1).integers(1, 33, 60).tolist()

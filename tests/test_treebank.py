@@ -16,8 +16,14 @@ from bertvision.errors import InputError
 from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.tasks.task import load_task
-from bertvision.pipelines.tasks.trees.conllu import ParsedSentence, blocks, parse
-from bertvision.pipelines.tasks.trees.treebank import NO_WORD, is_cut, words_of_tokens
+from bertvision.pipelines.tasks.treebank import (
+    NO_WORD,
+    ParsedSentence,
+    blocks,
+    is_cut,
+    parse,
+    words_of_tokens,
+)
 from bertvision.pipelines.workspace.creation import feature_workspace
 from bertvision.pipelines.workspace.dataset import add_dataset
 

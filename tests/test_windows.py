@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from bertvision.errors import InputError
 from bertvision.pipelines.tasks.data import Sentence
-from bertvision.pipelines.tasks.sentences.windows import sentence_windows
+from bertvision.pipelines.tasks.sentences.task import sentence_windows
 from bertvision.pipelines.tasks.squad.read import Answer, Question
 from bertvision.pipelines.tasks.squad.windows import question_windows
 from bertvision.pipelines.tasks.windows import Windows

@@ -12,7 +12,7 @@ from stores import Made
 
 from bertvision.pipelines.readouts.trees import TreeStates, depths
 from bertvision.pipelines.tasks.task import load_task
-from bertvision.pipelines.tasks.trees.conllu import ParsedSentence
+from bertvision.pipelines.tasks.treebank import ParsedSentence
 
 ANNA = """\
 # sent_id = anna

@@ -19,8 +19,7 @@ from bertvision.featurestore.format.plan import SHARD_TOKENS, ShardPlan
 from bertvision.pipelines import quickstart
 from bertvision.pipelines.encoders.loading import load_model
 from bertvision.pipelines.precision import Precision, autocast
-from bertvision.pipelines.tasks.batch import collate
-from bertvision.pipelines.tasks.windows import Windows
+from bertvision.pipelines.tasks.windows import Windows, collate
 
 _SIMILAR = 0.85
 

@@ -21,8 +21,8 @@ import torch
 from common import data, harness
 from torch import Tensor, nn
 
+from bertvision.models.factory import build_head
 from bertvision.models.outputs import SpanOutput, span_loss
-from bertvision.models.registry import build_head
 
 HEADS = [
     "learned-pooling",

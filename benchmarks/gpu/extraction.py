@@ -18,9 +18,9 @@ from bertvision.featurestore.format.encoding import ChannelStats, encode
 from bertvision.featurestore.format.layout import get_encoding
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.writer import open_writer
-from bertvision.pipelines.encoders.calibration import calibrate
 from bertvision.pipelines.encoders.encoder import Encoder
 from bertvision.pipelines.extraction.shardwork import ShardWork
+from bertvision.pipelines.extraction.split_extraction import calibrate
 from bertvision.pipelines.precision import Precision, resolve_precision
 from bertvision.pipelines.tasks.windows import Windows
 from gpu.clock import seconds_of

@@ -203,10 +203,10 @@ def root_files(records: Iterable[SplitRecord]) -> dict[str, bytes]:
 
 def split_metadata(record: SplitRecord) -> dict[str, bytes]:
     """Every ``zarr.json`` below a split's group, by key within it."""
-    found = group_files(record)
+    files = group_files(record)
     for name, array in record.arrays.items():
-        found |= array_files(name, array)
-    return found
+        files |= array_files(name, array)
+    return files
 
 
 def same_metadata(one: bytes, other: bytes) -> bool:
@@ -223,9 +223,9 @@ def same_metadata(one: bytes, other: bytes) -> bool:
 def _parsed(content: bytes) -> Any:
     return json.loads(
         content,
-        object_hook=lambda of: {
+        object_hook=lambda values: {
             key: value
-            for key, value in of.items()
+            for key, value in values.items()
             if (key, value) != ("consolidated_metadata", None)
         },
     )
@@ -245,8 +245,8 @@ def read_array(storage: Storage, group: str, name: str, record: ArrayRecord) -> 
     chunk_shape = (length, *record.shape[1:])
     count = -(-record.shape[0] // length)
     # before anything is allocated: each chunk must be there; one may be about to be written again
-    held = {name for name in storage.names(folder) if not name.startswith(".")}
-    if missing := count - len(held):
+    names = {name for name in storage.names(folder) if not name.startswith(".")}
+    if missing := count - len(names):
         raise CorruptStoreError(f"array {name}: {abs(missing)} chunks missing or too many")
     out: npt.NDArray[Any] = np.empty(record.shape, dtype.newbyteorder("<"))
     tail = "/0" * (len(record.shape) - 1)

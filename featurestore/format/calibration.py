@@ -67,7 +67,7 @@ class Calibration(NamedTuple):
     def arrays(self) -> dict[str, npt.NDArray[np.float32]]:
         """Stored arrays by name, (layers, hidden) or (layers,) each."""
         mean, std = (values.numpy() for values in self.stats)
-        errors = {f"{ERROR}{kind}": of for kind, of in self.errors.items()}
+        errors = {f"{ERROR}{kind}": error for kind, error in self.errors.items()}
         return {"channel_mean": mean, "channel_std": std, **errors}
 
 
@@ -96,10 +96,10 @@ class Calibrator:
         self._seen = 0
         self._measured = np.zeros(len(kinds), bool)
         for kind in np.unique(kinds):
-            of = np.flatnonzero(kinds == kind)
-            self._measured[of[np.linspace(0, len(of) - 1, min(len(of), _SAMPLE)).astype(int)]] = (
-                True
-            )
+            rows = np.flatnonzero(kinds == kind)
+            self._measured[
+                rows[np.linspace(0, len(rows) - 1, min(len(rows), _SAMPLE)).astype(int)]
+            ] = True
         self._sample: list[Tensor] = []
 
     def add(self, hidden_states: Tensor, whole: Tensor) -> None:

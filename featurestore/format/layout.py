@@ -5,10 +5,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from bertvision.errors import InputError
-from bertvision.featurestore.format.names import EncodingName
 
 if TYPE_CHECKING:
     import torch
@@ -18,6 +17,9 @@ PLAN_DTYPES = {
 }  # fmt: skip
 PLAN_ARRAYS = tuple(PLAN_DTYPES)
 """The arrays that a plan is stored as."""
+
+
+EncodingName = Literal["int8", "int4", "bfloat16", "float16", "float32"]
 
 
 class Encoding(NamedTuple):
@@ -93,9 +95,7 @@ def get_encoding(name: str) -> Encoding:
         InputError: there is none.
     """
     if name not in ENCODINGS:
-        raise InputError(
-            f"unknown encoding {name!r}: choose one of {', '.join(get_args(EncodingName))}"
-        )
+        raise InputError(f"unknown encoding {name!r}: choose one of {', '.join(ENCODINGS)}")
     return ENCODINGS[name]
 
 

@@ -99,11 +99,11 @@ class Ledger:
                     f"`bertvision store repair {self.name}` restores it"
                 ) from None
             raise StoreNotFoundError(f"there is no split {self.name} in {self.storage}") from None
-        found = re.search(rb'"format"\s*:\s*"(\d+)\.\d+"', text)
-        foreign = found and found[1] != FORMAT.split(".")[0].encode()
-        if found and foreign and (is_sealed(text) or SEAL not in text):
+        version = re.search(rb'"format"\s*:\s*"(\d+)\.\d+"', text)
+        foreign = version and version[1] != FORMAT.split(".")[0].encode()
+        if version and foreign and (is_sealed(text) or SEAL not in text):
             raise FormatVersionError(
-                f"{self.storage}/{key} is of store format {found[1].decode()}; this bertvision "
+                f"{self.storage}/{key} is of store format {version[1].decode()}; this bertvision "
                 f"reads format {FORMAT.split('.')[0]}: install a newer one"
             )
         # first: the rest may be different by what it requires
@@ -247,11 +247,11 @@ class Ledger:
         Raises:
             LockedError: another process holds it, or one of its parts.
         """
-        with ExitStack() as held:
-            held.enter_context(self.storage.lock(f"{self._key}/.lock", f"writing {self.name}"))
+        with ExitStack() as locks:
+            locks.enter_context(self.storage.lock(f"{self._key}/.lock", f"writing {self.name}"))
             for name in sorted(filter(_PART.fullmatch, self.storage.names(self._key))):
                 what = f"adding examples to {self.name}"
-                held.enter_context(self.storage.lock(f"{self._key}/{name}", what))
+                locks.enter_context(self.storage.lock(f"{self._key}/{name}", what))
             yield
 
     @contextmanager
@@ -262,9 +262,9 @@ class Ledger:
             LockedError: another process holds the part, or all of the split.
         """
         what = f"adding examples to part {part} of {self.name}"
-        with ExitStack() as held:
+        with ExitStack() as locks:
             with self.commit_lock(), self.storage.lock(f"{self._key}/.lock", what):
-                held.enter_context(self.storage.lock(f"{self._key}/.part-{part}.lock", what))
+                locks.enter_context(self.storage.lock(f"{self._key}/.part-{part}.lock", what))
             yield
 
     def commit_lock(self) -> AbstractContextManager[None]:
@@ -319,9 +319,9 @@ def require_tag(storage: Storage, tag: SnapshotTag) -> None:
         UnknownNameError: it has none.
     """
     if next(splits_of(storage, tag), None) is None:
-        held = ", ".join(sorted({tag for tag, _ in split_names(storage)}, key=SnapshotTag))
+        tags = ", ".join(sorted({tag for tag, _ in split_names(storage)}, key=SnapshotTag))
         raise UnknownNameError(
-            f"no activations of {tag} in {storage}: it holds {held or 'nothing yet'}; "
+            f"no activations of {tag} in {storage}: it holds {tags or 'nothing yet'}; "
             f"`bertvision extract --checkpoint {tag}` writes them, or says what makes {tag}"
         )
 
@@ -334,10 +334,10 @@ def require_split(storage: Storage, tag: SnapshotTag, split: str) -> None:
     """
     ledger = Ledger(storage, tag, check_name(split, "split"))
     if not (ledger.exists or ledger.shards()):  # all of them are listed for the message alone
-        held = list(splits_of(storage, tag))
+        names = list(splits_of(storage, tag))
         raise UnknownNameError(
             f"no split {split!r} of {tag} in {storage}: "
-            f"{did_you_mean(split, held)}it holds {', '.join(held)}; "
+            f"{did_you_mean(split, names)}it holds {', '.join(names)}; "
             "`bertvision status` says what can be extracted"
         )
 
@@ -362,13 +362,13 @@ def splits_of(storage: Storage, tag: str) -> Iterator[str]:
 
 def split_records(storage: Storage) -> list[SplitRecord]:
     """The records of all splits that can be read; damaged and growing ones are left out."""
-    found = []
+    records = []
     for tag, split in split_names(storage):
         try:
-            found.append(Ledger(storage, tag, split).read_split())
+            records.append(Ledger(storage, tag, split).read_split())
         except (CorruptStoreError, FormatVersionError, IncompleteSplitError):
             continue  # whoever opens that split is told
-    return found
+    return records
 
 
 def _is_name(text: str) -> bool:

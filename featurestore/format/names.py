@@ -10,7 +10,6 @@ from typing import Literal
 
 from bertvision.errors import InputError
 
-EncodingName = Literal["int8", "int4", "bfloat16", "float16", "float32"]
 CompressionName = Literal["none", "zstd", "pcodec"]
 NonFinite = Literal["error", "record"]
 """Treatment of NaN and infinity: refuse them, or replace and count them (see `encode`)."""
@@ -44,7 +43,10 @@ class SnapshotTag(str):
                 f"{text!r} is not a snapshot tag: write the fraction of an epoch and 'e', "
                 "such as 0e, 0.3e, 1e or 2e, or 2e+3e for their mean, or untrained"
             )
-        canonical = "+".join(_canonical(of) for of in sorted({float(of[:-1]) for of in fractions}))
+        canonical = "+".join(
+            _canonical(fraction)
+            for fraction in sorted({float(fraction[:-1]) for fraction in fractions})
+        )
         if canonical != text:
             raise InputError(f"{text!r} is not in canonical form: write {canonical}")
         return str.__new__(cls, text)

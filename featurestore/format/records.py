@@ -14,11 +14,8 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from bertvision.errors import counted
-from bertvision.featurestore.format.layout import PLAN_DTYPES, get_encoding
-from bertvision.featurestore.format.names import (
-    CompressionName,
-    EncodingName,
-)
+from bertvision.featurestore.format.layout import PLAN_DTYPES, EncodingName, get_encoding
+from bertvision.featurestore.format.names import CompressionName
 
 FORMAT = "1.1"
 """Format of the store: readers refuse a higher major number. Since 1.1 a shard's record says which
@@ -290,10 +287,10 @@ def first_difference(
         missing); None where nothing differs.
     """
     for field in {**there, **here} if fields is None else fields:
-        kept, now = there.get(field), here.get(field)
-        if isinstance(kept, Mapping) and isinstance(now, Mapping):
-            if inner := first_difference(kept, now):
+        before, now = there.get(field), here.get(field)
+        if isinstance(before, Mapping) and isinstance(now, Mapping):
+            if inner := first_difference(before, now):
                 return f"{field}.{inner[0]}", *inner[1:]
-        elif kept != now:
-            return field, kept, now
+        elif before != now:
+            return field, before, now
     return None

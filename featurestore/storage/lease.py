@@ -185,7 +185,7 @@ def _is_over(there: Stored) -> bool:
 def _fields(there: Stored) -> dict[str, object]:
     """Fields of the lock; none where it is damaged, and its age alone decides."""
     try:
-        found = json.loads(there.data)
+        fields = json.loads(there.data)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return fields if isinstance(fields, dict) else {}

@@ -63,10 +63,10 @@ class LocalStorage(Storage):
 
     def version(self, key: str) -> str:  # noqa: D102
         try:
-            found = self._inside(key).stat()
+            status = self._inside(key).stat()
         except (FileNotFoundError, NotADirectoryError):
             return ABSENT
-        return f"{found.st_ino}-{found.st_mtime_ns}-{found.st_size}"
+        return f"{status.st_ino}-{status.st_mtime_ns}-{status.st_size}"
 
     def size(self, key: str) -> int | None:  # noqa: D102
         path = self._inside(key)
@@ -190,8 +190,8 @@ class _LocalFile:
     def __init__(self, path: str) -> None:
         # not blocking, or whoever opened a pipe would wait for ever
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        found = os.fstat(self._descriptor)
-        self.size, self.is_regular = found.st_size, stat.S_ISREG(found.st_mode)
+        status = os.fstat(self._descriptor)
+        self.size, self.is_regular = status.st_size, stat.S_ISREG(status.st_mode)
 
     def __reduce__(self) -> str:
         raise TypeError("an open file cannot be sent to another process: open it there")

@@ -139,10 +139,10 @@ def _clear(where: str, error: Exception) -> Exception:
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
     """An error and what it was raised from."""
-    found: BaseException | None = error
-    while found is not None:
-        yield found
-        found = found.__cause__
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__
 
 
 PART_BYTES = 16 << 20

@@ -258,15 +258,15 @@ class RemoteStorage(Storage):
         return self._do(key, self._writable().version)
 
     def size(self, key: str) -> int | None:  # noqa: D102
-        found = self._info(key)
-        return None if found is None else int(found["size"])
+        info = self._info(key)
+        return None if info is None else int(info["size"])
 
     def names(self, key: str) -> list[str]:  # noqa: D102
         try:
-            found = self._do(key, self._fs.ls, detail=False)
+            entries = self._do(key, self._fs.ls, detail=False)
         except (FileNotFoundError, NotADirectoryError):
             return []
-        return [path.rstrip("/").rpartition("/")[2] for path in found]
+        return [path.rstrip("/").rpartition("/")[2] for path in entries]
 
     def remove(self, key: str) -> None:  # noqa: D102
         self._writable()
@@ -287,8 +287,8 @@ class RemoteStorage(Storage):
         if about is None:
             raise FileNotFoundError(f"{name} is missing")
         size = int(about["size"])
-        kept = cached_fetch(name, about, size, fetch) if self._cached else fetch
-        return RemoteFile(name, size, kept)
+        fetched = cached_fetch(name, about, size, fetch) if self._cached else fetch
+        return RemoteFile(name, size, fetched)
 
     @contextmanager
     def lock(self, key: str, what: str, wait: bool = False) -> Iterator[None]:  # noqa: D102
@@ -309,10 +309,10 @@ class RemoteStorage(Storage):
     def _info(self, key: str) -> Mapping[str, Any] | None:
         """Facts about a file; None where there is none."""
         try:
-            found: Mapping[str, Any] = self._do(key, self._fs.info)
+            info: Mapping[str, Any] = self._do(key, self._fs.info)
         except FileNotFoundError:
             return None
-        return None if found["type"] == "directory" else found
+        return None if info["type"] == "directory" else info
 
     def _read(self, path: str, most: int) -> bytes:
         try:
@@ -404,8 +404,8 @@ def cached_fetch(name: str, about: Mapping[str, Any], size: int, fetch: Fetch) -
     def cached(begin: int, end: int) -> bytes:
         first = begin // BLOCK_BYTES
         numbers = range(first, -(-end // BLOCK_BYTES))
-        found = {n: _kept(folder, n, size) for n in numbers}
-        for missing, run in groupby(numbers, lambda n: found[n] is None):
+        blocks = {n: _kept(folder, n, size) for n in numbers}
+        for missing, run in groupby(numbers, lambda n: blocks[n] is None):
             if not missing:
                 continue
             wanted = list(run)
@@ -415,9 +415,9 @@ def cached_fetch(name: str, about: Mapping[str, Any], size: int, fetch: Fetch) -
                 return fetch(begin, end)
             for n in wanted:
                 at, to = _bounds(n, size)
-                found[n] = data[at - start : to - start]
-                _keep(folder, n, found[n] or b"")
-        data = b"".join(block or b"" for block in found.values())
+                blocks[n] = data[at - start : to - start]
+                _keep(folder, n, blocks[n] or b"")
+        data = b"".join(block or b"" for block in blocks.values())
         return data[begin - first * BLOCK_BYTES : end - first * BLOCK_BYTES]
 
     return cached

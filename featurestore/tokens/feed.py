@@ -1,5 +1,6 @@
 """TokenFeed: the batches of a stream from a position on, gathered row by row out of a ring.
 
+TokenBatch: vectors of single tokens in a few layers, still encoded, and where they are from.
 ShardRing: some layers of the shards that are mixed, in memory that is used again.
 """
 
@@ -9,7 +10,7 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
@@ -18,13 +19,100 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from bertvision.featurestore.format.encoding import ChannelStats
+from bertvision.errors import counted
+from bertvision.featurestore.format.encoding import ChannelStats, decode
 from bertvision.featurestore.format.shard import ShardReader
 from bertvision.featurestore.readahead import BufferPool, Threads, early_shards, prefetched
 from bertvision.featurestore.reader import Empty, SplitReader
-from bertvision.featurestore.tokens.batch import TokenBatch
-from bertvision.featurestore.tokens.order import TokenCuts, TokenOrder
-from bertvision.featurestore.tokens.selection import KeptTokens
+from bertvision.featurestore.tokens.order import KeptTokens, TokenCuts, TokenOrder
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class TokenBatch:
+    """Vectors of single tokens, in the order they were drawn.
+
+    Attributes:
+        codes: (n, layers, `Encoding.codes_size`) in the encoding's dtype. In memory each layer is
+            contiguous.
+        scale: (n, layers, *`Encoding.scale_shape`), or None for float encodings.
+        stats: channel statistics, times the scale factors, or None for float encodings.
+        factors: (layers,) float32 that decoded vectors are multiplied by, or None.
+        examples: (n,) int64 the example of the split that each token is of.
+        positions: (n,) int64 its place in that example.
+        side_by_side: whether vectors have an axis of layers.
+
+    Examples:
+        >>> split = bertvision.ActivationStore.open("activations")["1e"]["train"]
+        >>> batch = next(iter(split.tokens([0, -1], batch_size=256)))
+        >>> batch
+        <TokenBatch: 256 tokens, 2 layers × 32, float32 on cpu>
+        >>> batch.vectors.shape
+        torch.Size([256, 2, 32])
+        >>> example, position = int(batch.examples[0]), int(batch.positions[0])
+        >>> bool((split[example][position, :, -1] == batch.vectors[0, -1]).all())
+        True
+        >>> split.text(example)[position]  # what the token stands for
+        '1902'
+    """
+
+    codes: Tensor
+    scale: Tensor | None
+    stats: ChannelStats | None
+    factors: Tensor | None
+    examples: Tensor
+    positions: Tensor
+    side_by_side: bool
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __repr__(self) -> str:
+        tokens, layers, hidden = self.shape
+        dtype = str(self.codes.dtype).removeprefix("torch.")
+        return (
+            f"<TokenBatch: {counted(tokens, 'token')}, {counted(layers, 'layer')} × {hidden}, "
+            f"{dtype} on {self.codes.device}>"
+        )
+
+    @property
+    def vectors(self) -> Tensor:
+        """(n, hidden), or (n, layers, hidden) side by side; float32, decoded at each access."""
+        return self.decode()
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Tokens, layers and channels."""
+        tokens, layers, width = self.codes.shape
+        return tokens, layers, width if self.stats is None else self.stats.mean.shape[-1]
+
+    def decode(self, dtype: torch.dtype = torch.float32, out: Tensor | None = None) -> Tensor:
+        """The vectors, (n, hidden) or (n, layers, hidden), where the codes are.
+
+        Args:
+            dtype: of the vectors.
+            out: contiguous memory for them, of the batch's `shape`; new memory by default.
+        """
+        states = decode(self.codes, self.scale, self.stats, dtype, out)
+        if self.factors is not None:
+            states = torch.mul(states, self.factors.to(dtype)[:, None], out=out)
+        return states if self.side_by_side else states[:, 0]
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> TokenBatch:
+        """The batch on a device: codes travel, decoding happens there."""
+
+        def move(x: Tensor) -> Tensor:
+            return x.to(device, non_blocking=non_blocking)
+
+        return replace(
+            self,
+            codes=move(self.codes),
+            scale=None if self.scale is None else move(self.scale),
+            stats=None if self.stats is None else ChannelStats(*map(move, self.stats)),
+            factors=None if self.factors is None else move(self.factors),
+            examples=move(self.examples),
+            positions=move(self.positions),
+        )
+
 
 Rows: TypeAlias = Future[npt.NDArray[np.int64]]
 Opening: TypeAlias = Future[ShardReader] | None
@@ -119,14 +207,14 @@ class ShardRing:
         self,
         split: SplitReader,
         positions: Sequence[int],
-        kept: KeptTokens,
+        selection: KeptTokens,
         pieces: Iterator[Piece],
         memory: ShardMemory,
         most: int,
         early: int,
         threads: int,
     ) -> None:
-        self._split, self._positions, self._kept = split, positions, kept
+        self._split, self._positions, self._kept = split, positions, selection
         self._pieces = pieces
         self._memory, self._most, self._early = memory, most, early
         self._threads = Threads(threads, "bertvision-tokens")
@@ -227,8 +315,8 @@ class ShardRing:
             self._read(piece.shard, base, opening.result())
         elif first is not None:
             first.result()
-        kept = self._kept.of_shard(piece.shard)
-        return base + kept[piece.order.permutation(piece.number, len(kept))]
+        rows = self._kept.of_shard(piece.shard)
+        return base + rows[piece.order.permutation(piece.number, len(rows))]
 
     def _read(self, shard: int, base: int, reader: ShardReader) -> None:
         memory, plan = self._memory, self._split.plan

@@ -26,15 +26,20 @@ from bertvision.featurestore.lazy import decoded_layers
 from bertvision.featurestore.readahead import EpochSetter, Iteration, default_readers, shard_bytes
 from bertvision.featurestore.reader import SplitReader
 from bertvision.featurestore.stored_split import is_one_layer
-from bertvision.featurestore.tokens.batch import TokenBatch
-from bertvision.featurestore.tokens.feed import TokenFeed
-from bertvision.featurestore.tokens.order import TokenCuts, TokenOrder, rank_bounds, token_order
-from bertvision.featurestore.tokens.selection import KeptTokens, kept_tokens
+from bertvision.featurestore.tokens.feed import TokenBatch, TokenFeed
+from bertvision.featurestore.tokens.order import (
+    KeptTokens,
+    TokenCuts,
+    TokenOrder,
+    kept_tokens,
+    rank_bounds,
+    token_order,
+)
 
 _SHARDS = 32  # of 4,096 tokens: the mean norm is within 0.1 % where norms differ by a third
 
 
-def mean_norms(split: SplitReader, positions: Sequence[int], kept: KeptTokens) -> Tensor:
+def mean_norms(split: SplitReader, positions: Sequence[int], selection: KeptTokens) -> Tensor:
     """The mean Euclidean norm of the kept tokens of at most 32 shards, evenly spread.
 
     They are the shards of the split, whatever the order, rank or epoch of a stream, so that every
@@ -44,7 +49,7 @@ def mean_norms(split: SplitReader, positions: Sequence[int], kept: KeptTokens) -
     Args:
         split: to read.
         positions: on the stored layer axis.
-        kept: the tokens that count.
+        selection: the tokens that count.
 
     Returns:
         (layers,) float64.
@@ -53,14 +58,14 @@ def mean_norms(split: SplitReader, positions: Sequence[int], kept: KeptTokens) -
         CorruptStoreError: what is stored is damaged.
         InputError: the mean norm of a layer is 0, or not finite.
     """
-    shards = np.flatnonzero(kept.counts)
+    shards = np.flatnonzero(selection.counts)
     chosen = shards[np.linspace(0, len(shards) - 1, min(len(shards), _SHARDS)).round().astype(int)]
     total = np.zeros(len(positions))
     for shard in chosen.tolist():
-        rows = kept.of_shard(shard)
+        rows = selection.of_shard(shard)
         for i, states in enumerate(decoded_layers(split, shard, positions, any_order=True)):
             total[i] += np.linalg.norm(states[rows], axis=1).sum(dtype=np.float64)
-    norms = total / kept.counts[chosen].sum()
+    norms = total / selection.counts[chosen].sum()
     for position, norm in zip(positions, norms.tolist(), strict=True):
         if not 0 < norm < math.inf:
             raise InputError(

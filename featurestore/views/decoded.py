@@ -53,9 +53,9 @@ def decoded_tokens(
         finally:
             reader.close()
         rows = (np.cumsum(lengths) - lengths)[of_needed] + places[here]
-        kept = torch.from_numpy(codes[:, rows]).transpose(0, 1)
+        chosen = torch.from_numpy(codes[:, rows]).transpose(0, 1)
         states[torch.from_numpy(here)] = decode(
-            kept.view(torch.bfloat16) if split.encoding.name == "bfloat16" else kept,
+            chosen.view(torch.bfloat16) if split.encoding.name == "bfloat16" else chosen,
             None if scale is None else torch.from_numpy(scale[rows]),
             split.stats_of(positions),
         )

@@ -66,16 +66,16 @@ def labelled(split: SplitReader) -> xr.Dataset:
         "position": variable(partial(Whole, np.int64, _positions_of_tokens), "token"),
         "first_token": ("example", np.cumsum(n) - n),
     }
-    for name, held in record.arrays.items():
-        dims = held.dims
+    for name, info in record.arrays.items():
+        dims = info.dims
         if name == "offset_mapping" and len(dims) == 2:
             # stored as offset_mapping_1, a name that records keep
             dims = ("token", "offset")
             coords["offset"] = ["start", "end"]
         load = _token_array if dims[0] == "token" else _label
         if dims[0] == "token" or name in split.label_names:
-            sizes |= dict(zip(dims[1:], held.shape[1:], strict=True))
-            data[name] = variable(partial(Whole, held.dtype, partial(load, name)), *dims)
+            sizes |= dict(zip(dims[1:], info.shape[1:], strict=True))
+            data[name] = variable(partial(Whole, info.dtype, partial(load, name)), *dims)
     if "text_row" not in record.arrays:
         coords["id"] = variable(Ids, "example")
     plans = {"n_tokens": ("example", plan.n_tokens), "example_id": ("example", plan.example_id)}

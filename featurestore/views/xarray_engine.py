@@ -68,10 +68,10 @@ class StoreEngine(BackendEntrypoint):
         storage = _storage(filename_or_obj)
         tag, _, split = (group or "").strip("/").partition("/")
         if not split:
-            held = ", ".join("/".join(names) for names in split_names(storage)) or "nothing yet"
+            stored = ", ".join("/".join(names) for names in split_names(storage)) or "nothing yet"
             raise InputError(
-                f"group is {group!r}: name a split of {storage} as tag/split; it holds {held}; "
-                "xarray.open_datatree opens all that are complete"
+                f"group is {group!r}: name a split of {storage} as tag/split; it holds "
+                f"{stored}; xarray.open_datatree opens all that are complete"
             )
         require_tag(storage, SnapshotTag(tag))
         require_split(storage, SnapshotTag(tag), split)

@@ -183,7 +183,7 @@ def find_changed(
     Returns:
         What is wrong, a line each.
     """
-    found = []
+    problems = []
     for name, file in record.files.items():
         shard = record.shard
         key = ledger.rows_key(shard) if name == ROWS else shard_key(growing, name, shard)
@@ -191,10 +191,10 @@ def find_changed(
             continue
         try:
             if file_digest(ledger.storage.open(key)) != file.xxh3_128:
-                found.append(f"{ledger.name} shard {shard}: {name} was changed on the disk")
+                problems.append(f"{ledger.name} shard {shard}: {name} was changed on the disk")
         except (FileNotFoundError, EOFError, CorruptStoreError) as error:
-            found.append(f"{ledger.name} shard {shard}: {name} cannot be read: {error}")
-    return found
+            problems.append(f"{ledger.name} shard {shard}: {name} cannot be read: {error}")
+    return problems
 
 
 def find_growing_damage(storage: Storage, tag: str, split: str) -> list[str]:
@@ -207,11 +207,11 @@ def find_growing_damage(storage: Storage, tag: str, split: str) -> list[str]:
     growing = ledger.state()
     if not isinstance(growing, GrowingRecord):
         return []
-    found = [f"{ledger.name} is still being written: {counted(len(ledger.shards()), 'shard')}"]
+    problems = [f"{ledger.name} is still being written: {counted(len(ledger.shards()), 'shard')}"]
     for shard in sorted(ledger.shards()):
         try:
             if record := ledger.read_growing(shard, growing):
-                found += find_changed(ledger, growing, record)
+                problems += find_changed(ledger, growing, record)
         except (OSError, CorruptStoreError) as error:
-            found.append(f"{ledger.name} shard {shard}: {error}")
-    return found
+            problems.append(f"{ledger.name} shard {shard}: {error}")
+    return problems

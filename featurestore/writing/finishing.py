@@ -50,10 +50,10 @@ from bertvision.featurestore.format.layout import PLAN_ARRAYS, get_encoding
 from bertvision.featurestore.format.plan import ShardPlan
 from bertvision.featurestore.format.records import FORMAT, MOVES, SplitRecord
 from bertvision.featurestore.format.shard import ShardReader, check_record_size, shard_key
+from bertvision.featurestore.writing.buffer import ShardContent
 from bertvision.featurestore.writing.columns import read_column
 from bertvision.featurestore.writing.committed import Versions, find_changed, read_shards
 from bertvision.featurestore.writing.growing import GrowingLedger, GrowingRecord, GrowingShard
-from bertvision.featurestore.writing.shards import ShardContent
 
 _OPEN_SHARDS = 64
 
@@ -363,10 +363,13 @@ def _values(
     order: npt.NDArray[np.int64],
 ) -> Values:
     """Maker and dimensions of each array beside the hidden states."""
-    found: Values = {name: (partial(getattr, plan, name), ("example",)) for name in PLAN_ARRAYS}
+    entries: Values = {name: (partial(getattr, plan, name), ("example",)) for name in PLAN_ARRAYS}
     group = arrays.group_key(growing)
     for name, record in growing.arrays.items():
-        found[name] = partial(arrays.read_array, ledger.storage, group, name, record), record.dims
+        entries[name] = (
+            partial(arrays.read_array, ledger.storage, group, name, record),
+            record.dims,
+        )
     # of each stored example, the place in the order in which they were committed
     placing = replace(plan, example_id=order[plan.example_id])
 
@@ -376,5 +379,5 @@ def _values(
 
     for name, column in shards[0].columns.items():
         dims = (column.per, *more_dims(name, np.empty((1, *column.shape), np.uint8)))
-        found[name] = partial(gathered, name, column.per), dims
-    return found
+        entries[name] = partial(gathered, name, column.per), dims
+    return entries

@@ -136,13 +136,16 @@ class GrowingLedger(Ledger):
             text = self.storage.read(key)
         except FileNotFoundError:
             return None
-        found = self._parse(ShardRecord, key, text)
+        shard_there = self._parse(ShardRecord, key, text)
         final = growing.final and growing.final.identity
-        if found.shard != shard or found.split_sha256 not in (growing.identity, final):
+        if shard_there.shard != shard or shard_there.split_sha256 not in (
+            growing.identity,
+            final,
+        ):
             raise CorruptStoreError(
                 f"{self.storage}/{key} is not the record of shard {shard} of this {self.name}"
             )
-        if found.split_sha256 == final:
+        if shard_there.split_sha256 == final:
             return None
         record = self._parse(GrowingShard, key, text)
         fits = record.tokens == sum(record.lengths) <= growing.shard_tokens
@@ -162,8 +165,8 @@ class GrowingLedger(Ledger):
         growing = self.state()
         if not isinstance(growing, GrowingRecord):
             return None
-        found = (self.read_growing(shard, growing) for shard in sorted(self.shards()))
-        records = [record for record in found if record is not None]
+        shard_records = (self.read_growing(shard, growing) for shard in sorted(self.shards()))
+        records = [record for record in shard_records if record is not None]
         stored = sum(file.bytes for record in records for file in record.files.values())
         examples = sum(record.examples for record in records)
         return {

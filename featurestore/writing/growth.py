@@ -201,11 +201,13 @@ def known_stats(ledger: GrowingLedger, growing: GrowingRecord) -> ChannelStats |
     return ChannelStats(mean, std)
 
 
-def _with_stats(ledger: GrowingLedger, growing: GrowingRecord, found: Calibration) -> GrowingRecord:
+def _with_stats(
+    ledger: GrowingLedger, growing: GrowingRecord, calibration: Calibration
+) -> GrowingRecord:
     """Write channel statistics, and the record that names them."""
     values: Values = {
         name: (array.copy, ("layer", "hidden")[: array.ndim])
-        for name, array in found.arrays().items()
+        for name, array in calibration.arrays().items()
     }
     arrays = write_arrays(ledger.storage, group_key(growing), values)
     growing = growing.model_copy(update={"arrays": arrays})

@@ -107,7 +107,7 @@ def attention_maps(
 
     from bertvision.pipelines.encoders.loading import pad_id, takes_token_types
     from bertvision.pipelines.precision import autocast, device
-    from bertvision.pipelines.tasks.batch import collate
+    from bertvision.pipelines.tasks.windows import collate
 
     where = device()
     model.to(where).eval()  # type: ignore[arg-type]
@@ -126,19 +126,19 @@ def attention_maps(
             batch = collate(windows, first, order[done : done + size], padding, token_types=types)
             with autocast(precision, where):
                 output = model(**batch.to(where).inputs, output_attentions=True)
-            found = output.attentions or ()
-            if len(found) != layers or any(
-                of.shape[1:] != (heads, longest, longest) for of in found
+            maps = output.attentions or ()
+            if len(maps) != layers or any(
+                one.shape[1:] != (heads, longest, longest) for one in maps
             ):
                 raise InputError(
                     f"{model.config.model_type} gives attention of the shapes "
-                    f"{[tuple(of.shape) for of in found if of is not None]}, where {layers} layers "
-                    f"of {heads} attention heads over {longest} tokens are needed: its attention "
-                    "cannot be measured"
+                    f"{[tuple(one.shape) for one in maps if one is not None]}, where {layers} "
+                    f"layers of {heads} attention heads over {longest} tokens are needed: its "
+                    "attention cannot be measured"
                 )
             for i, row in enumerate(order[done : done + size].tolist()):
                 n = int(windows.n_tokens[row])
-                weights = torch.stack([of[i, :, :n, :n] for of in found]).float()
+                weights = torch.stack([one[i, :, :n, :n] for one in maps]).float()
                 yield WindowMaps(row, windows.input_ids[first[row] : first[row] + n], weights)
             done += size
             bar.update(len(batch.input_ids))
@@ -220,19 +220,19 @@ class AttentionResult(AnalysisResult):
     def shown(self) -> list[dict[str, Any]]:
         """A row for each layer: its mean entropy, and its strongest heads."""
 
-        def strongest(of: Array, at: int) -> str:
-            return f"{of[at]:.3f} (head {self.heads[at]})"
+        def strongest(values: Array, at: int) -> str:
+            return f"{values[at]:.3f} (head {self.heads[at]})"
 
-        found: list[dict[str, Any]] = []
+        rows: list[dict[str, Any]] = []
         for i, layer in enumerate(self.layers):
             entropy = self.values[0, i]
             row = {"layer": str(layer), "entropy": float(entropy.mean())}
             row["lowest"] = strongest(entropy, int(entropy.argmin()))
-            for name, of in zip(self.measures[1:], self.values[1:, i], strict=True):
-                row[name] = strongest(of, int(of.argmax()))
-            found.append(row)
+            for name, value in zip(self.measures[1:], self.values[1:, i], strict=True):
+                row[name] = strongest(value, int(value.argmax()))
+            rows.append(row)
         shares = {n: f"{v:.3f}" for n, v in zip(self.measures[1:], self.alike[1:], strict=True)}
-        return [*found, {"layer": "(all alike)", "entropy": 1.0, "lowest": None, **shares}]
+        return [*rows, {"layer": "(all alike)", "entropy": 1.0, "lowest": None, **shares}]
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each head: measures and their standard errors."""
@@ -286,26 +286,26 @@ def attention_of_maps(
     Raises:
         InputError: there is no window.
     """
-    found, alike, tokens = [], [], 0
+    sums, alike, tokens = [], [], 0
     for window in maps:
         is_sep = window.input_ids == (-1 if sep is None else sep)
-        found.append(looks(window.weights, is_sep))
+        sums.append(looks(window.weights, is_sep))
         alike.append(_alike(is_sep))
         tokens += len(window.input_ids)
-    if not found:
+    if not sums:
         raise InputError("attention is measured on windows; there is none")
-    values = np.stack(found)
-    spread = values.std(axis=0, ddof=1) if len(found) > 1 else np.full(values.shape[1:], np.nan)
+    values = np.stack(sums)
+    spread = values.std(axis=0, ddof=1) if len(sums) > 1 else np.full(values.shape[1:], np.nan)
     return AttentionResult(
         values=values.mean(axis=0),
-        errors=spread / np.sqrt(len(found)),
+        errors=spread / np.sqrt(len(sums)),
         alike=np.mean(alike, axis=0),
         measures=MEASURES,
         layers=tuple(range(1, values.shape[2] + 1)),
         heads=tuple(range(1, values.shape[3] + 1)),
         name=name,
-        n_windows=len(found),
-        n_available=len(found) if n_available is None else n_available,
+        n_windows=len(sums),
+        n_available=len(sums) if n_available is None else n_available,
         n_tokens=tokens,
         seed=seed,
     )
@@ -331,7 +331,7 @@ def looks(weights: Tensor, is_sep: npt.NDArray[np.bool_]) -> Array:
         after.sum(dim=-1) / max(n - 1, 1),
         along.mean(dim=-1),
     ]
-    return np.stack([of.cpu().numpy() for of in measures])
+    return np.stack([measure.cpu().numpy() for measure in measures])
 
 
 def _alike(is_sep: npt.NDArray[np.bool_]) -> list[float]:

@@ -24,7 +24,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 from dask.delayed import delayed
@@ -108,7 +108,7 @@ class Whitening(NamedTuple):
         check_finite(moments.m2)
         covariances = moments.covariance()
         directions, loadings = np.zeros_like(covariances), np.zeros_like(covariances)
-        ranks, kept = [], []
+        ranks, eigenvectors = [], []
         for i, covariance in enumerate(covariances):
             values, vectors = np.linalg.eigh(covariance)
             values, vectors = values[::-1].clip(min=0), vectors[:, ::-1]
@@ -120,8 +120,8 @@ class Whitening(NamedTuple):
             share = np.cumsum(values) / values.sum()
             ranks.append(rank)
             # what rounding leaves of 1 must not cost a direction
-            kept.append(min(rank, int(np.searchsorted(share, keep - 1e-12)) + 1))
-        return cls(moments.mean, directions, loadings, tuple(ranks), tuple(kept))
+            eigenvectors.append(min(rank, int(np.searchsorted(share, keep - 1e-12)) + 1))
+        return cls(moments.mean, directions, loadings, tuple(ranks), tuple(eigenvectors))
 
     def layer(self, i: int) -> WhiteLayer:
         """Facts about a layer.
@@ -133,13 +133,13 @@ class Whitening(NamedTuple):
 
     def apply(self, block: Block) -> NDArray[Any]:
         """(tokens, layers, hidden) coordinates, of type `kernels.PRODUCTS`."""
-        found = np.empty(block.shape, kernels.PRODUCTS)
+        whitened = np.empty(block.shape, kernels.PRODUCTS)
         # what came from another worker may begin at any byte, and products of it round otherwise
         planes = np.require(self.directions, requirements=("C", "A"))
         for rows, i, slab in layer_slabs(block):
             slab -= self.mean[i]
-            found[rows, i] = slab @ planes[i]
-        return found
+            whitened[rows, i] = slab @ planes[i]
+        return whitened
 
 
 TOKENS_PER_CHANNEL = 10
@@ -161,7 +161,7 @@ class CcaResult(LayerByLayer):
     """
 
     kind = "cca"
-    keeps = Keeps("values", "course")
+    keeps: ClassVar[Keeps] = {"int8": "values", "int4": "course"}
     heading = "SVCCA and PWCCA: what layers hold of each other"
     caption = "PWCCA: layers of the first snapshot (rows) and of the second (columns)"
     reading = (
@@ -284,9 +284,11 @@ def cca_of_arrays(
 def _correlations(blocks: Blocks, sides: Sequence[Whitening], n: int) -> tuple[Array, Array]:
     """PWCCA and SVCCA, (layers_x, layers_y) each."""
     shapes = [side.mean.shape for side in sides]
-    held = [delayed(side) for side in sides]  # one object in the graph, not one in each task
+    delayed_sides = [
+        delayed(side) for side in sides
+    ]  # one object in the graph, not one in each task
     whitened: Blocks = [
-        tuple(delayed(_apply)(side, part) for side, part in zip(held, block, strict=True))
+        tuple(delayed(_apply)(side, part) for side, part in zip(delayed_sides, block, strict=True))
         for block in blocks
     ]
     last = len(sides) - 1
@@ -314,8 +316,8 @@ def _correlations(blocks: Blocks, sides: Sequence[Whitening], n: int) -> tuple[A
 
 def _svcca(m: Array, x: WhiteLayer, y: WhiteLayer) -> float:
     """The mean correlation of the directions that are kept; NaN where there are none."""
-    kept = m[: x.kept, : y.kept]
-    gram = kept @ kept.T if len(kept) < kept.shape[1] else kept.T @ kept
+    block = m[: x.kept, : y.kept]
+    gram = block @ block.T if len(block) < block.shape[1] else block.T @ block
     return float(np.sqrt(np.linalg.eigvalsh(gram).clip(0, 1)).mean()) if gram.size else np.nan
 
 
@@ -336,10 +338,10 @@ def _pwcca(m: Array, x: WhiteLayer, y: WhiteLayer) -> float:
 
 
 def _moments(*blocks: Block) -> list[Moments]:
-    found = [Moments.empty(*block.shape[1:], covariance=True) for block in blocks]
-    for moments, block in zip(found, blocks, strict=True):
+    partial = [Moments.empty(*block.shape[1:], covariance=True) for block in blocks]
+    for moments, block in zip(partial, blocks, strict=True):
         moments.add(block)
-    return found
+    return partial
 
 
 def _merge(one: list[Moments], other: list[Moments]) -> list[Moments]:

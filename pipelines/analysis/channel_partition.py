@@ -55,13 +55,13 @@ class Bases(NamedTuple):
         removed = max(1, round(hidden / 100))
         about_mean = list(moments.covariance())
         about_zero = [c + np.outer(m, m) for c, m in zip(about_mean, moments.mean, strict=True)]
-        found = map_here(np.linalg.eigh, about_mean + about_zero)
+        decomposed = map_here(np.linalg.eigh, about_mean + about_zero)
         raw = np.empty((layers, hidden, hidden), dtype)
         centred = np.empty((layers, hidden, hidden - removed), dtype)
         for i in range(layers):
-            centred[i] = found[i].eigenvectors[:, ::-1][:, removed:]
-            raw[i] = found[layers + i].eigenvectors
-        variances = np.stack([of.eigenvalues[::-1] for of in found[:layers]])
+            centred[i] = decomposed[i].eigenvectors[:, ::-1][:, removed:]
+            raw[i] = decomposed[layers + i].eigenvectors
+        variances = np.stack([one.eigenvalues[::-1] for one in decomposed[:layers]])
         return cls(moments.mean, raw, centred, variances)
 
 
@@ -119,13 +119,16 @@ class Partition(NamedTuple):
             bases: of all vectors.
         """
         # what came from another worker may begin at any byte, and products of it round otherwise
-        planes = [np.require(of, requirements=("C", "A")) for of in bases[:3]]
-        found: Partition | None = None
+        planes = [np.require(plane, requirements=("C", "A")) for plane in bases[:3]]
+        partition: Partition | None = None
         for part in parts(block):
-            layers = [_layer(part[:, i], *of) for i, of in enumerate(zip(*planes, strict=True))]
+            layers = [
+                _layer(part[:, i], *bases_of_layer)
+                for i, bases_of_layer in enumerate(zip(*planes, strict=True))
+            ]
             of_part = _stacked(layers)
-            found = of_part if found is None else found.merge(of_part)
-        return found
+            partition = of_part if partition is None else partition.merge(of_part)
+        return partition
 
     def merge(self, other: Partition) -> Partition:
         """The sums over the vectors of both."""
@@ -172,14 +175,18 @@ def _layer(vectors: Block, mean: Array, raw: Block, centred: Block) -> Partition
 def _stacked(layers: Sequence[Partition]) -> Partition:
     """Sums of several layers, with an axis of layers in front."""
     raw, corrected = (
-        LogSum(np.stack([of.largest for of in sums]), np.stack([of.total for of in sums]))
-        for sums in ([of.raw for of in layers], [of.corrected for of in layers])
+        LogSum(
+            np.stack([layer.largest for layer in sums]), np.stack([layer.total for layer in sums])
+        )
+        for sums in ([layer.raw for layer in layers], [layer.corrected for layer in layers])
     )
-    n_unit, sum_unit = (np.stack(of) for of in zip(*(of[2:] for of in layers), strict=True))
+    n_unit, sum_unit = (
+        np.stack(layer) for layer in zip(*(layer[2:] for layer in layers), strict=True)
+    )
     return Partition(raw, corrected, n_unit, sum_unit)
 
 
-def _ratio(of: LogSum) -> Array:
-    value = of.value()
+def _ratio(log_sum: LogSum) -> Array:
+    value = log_sum.value()
     ratio: Array = value.min(axis=1) - value.max(axis=1)
     return ratio

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +49,7 @@ class CkaResult(LayerByLayer):
     """
 
     kind = "cka"
-    keeps = Keeps("values", "course")
+    keeps: ClassVar[Keeps] = {"int8": "values", "int4": "course"}
     heading = "CKA: how alike layers are"
     caption = "Linear CKA: layers of the first snapshot (rows) and of the second (columns)"
     reading = (

@@ -232,14 +232,14 @@ def cloze(
         encoder = Encoder(alone, {"all": [last]}, "32")
 
         def states(made: Prompts) -> Floats:
-            windows, found = made.windows, []
+            windows, states = made.windows, []
             rows = np.arange(len(windows))
             for batch in encoder.batches(windows.n_tokens):
                 (of_tokens,) = encoder(windows, rows[batch])
                 lengths = windows.n_tokens[batch].astype(np.int64)
                 first = np.cumsum(lengths) - lengths
-                found.append(of_tokens[first + made.masked[batch], 0].cpu().numpy())
-            return np.concatenate(found)
+                states.append(of_tokens[first + made.masked[batch], 0].cpu().numpy())
+            return np.concatenate(states)
 
         return cloze_of_items(
             asked,
@@ -318,19 +318,19 @@ def cloze_of_items(
 
     def answered(texts: Sequence[str | None]) -> _Answered:
         given = [i for i, text in enumerate(texts) if text is not None]
-        found = _Answered(np.full(len(texts), np.nan), np.full(len(texts), -1))
+        answers = _Answered(np.full(len(texts), np.nan), np.full(len(texts), -1))
         if given:
             made = prompts([texts[i] for i in given], tokenizer, longest)  # type: ignore[misc]
             if rows := [given[i] for i in made.windows.item_index]:
                 features = decoder.features(0, states(made))
-                _rank([asked[i] for i in rows], rows, features, decoder, found)
-        return found
+                _rank([asked[i] for i in rows], rows, features, decoder, answers)
+        return answers
 
-    plain = answered([found.item.text for found in asked])
+    plain = answered([item.item.text for item in asked])
     fits = np.isfinite(plain.rank)
     left_out += [
-        f"{found.item.id}: its text is longer than {longest} tokens, or has two masks"
-        for found, fitting in zip(asked, fits, strict=True)
+        f"{item.item.id}: its text is longer than {longest} tokens, or has two masks"
+        for item, fitting in zip(asked, fits, strict=True)
         if not fitting
     ]
     if not fits.any():
@@ -341,29 +341,29 @@ def cloze_of_items(
     asked = [asked[i] for i in np.flatnonzero(fits)]
     plain = _Answered(plain.rank[fits], plain.first[fits])
     random = np.random.default_rng(seed)
-    shuffled = answered([_shuffled(found.item.text, random) for found in asked])
-    negated = answered([_negated(found, vocabulary) for found in asked])
+    shuffled = answered([_shuffled(item.item.text, random) for item in asked])
+    negated = answered([_negated(item, vocabulary) for item in asked])
     left_out += [
-        f"{found.item.id}: its negated text, where a candidate is not the same token, or too long"
-        for found, rank in zip(asked, negated.rank, strict=True)
-        if found.item.negated is not None and np.isnan(rank)
+        f"{item.item.id}: its negated text, where a candidate is not the same token, or too long"
+        for item, rank in zip(asked, negated.rank, strict=True)
+        if item.item.negated is not None and np.isnan(rank)
     ]
     same = np.where(np.isnan(negated.rank), np.nan, negated.first == plain.first)
     scores = {
         "p1": _first(plain.rank),
         "pk": np.where([len(f.words) > k for f in asked], plain.rank <= k, np.nan),
         "mrr": 1 / plain.rank,
-        "chance": np.array([1 / len(found.words) for found in asked]),
+        "chance": np.array([1 / len(item.words) for item in asked]),
         "majority": _majority(asked),
         "shuffled": _first(shuffled.rank),
         "negated": _first(negated.rank),
         "negated_same": same,
-        "n_candidates": np.array([float(len(found.words)) for found in asked]),
+        "n_candidates": np.array([float(len(item.words)) for item in asked]),
     }
     members = _members(asked)
     means = {
-        name: np.array([_mean(of[rows]) for rows in members.values()])
-        for name, of in scores.items()
+        name: np.array([_mean(values[rows]) for rows in members.values()])
+        for name, values in scores.items()
     }
     ends = [
         paired_bootstrap(p1, np.zeros_like(p1), resamples=resamples, seed=seed)
@@ -417,20 +417,20 @@ def _rank(
     rows: Sequence[int],
     features: Floats,
     decoder: Decoder,
-    found: _Answered,
+    answers: _Answered,
 ) -> None:
     """Fill in ranks, of all items with the same candidates at a time."""
     alike: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
-    for i, of in enumerate(asked):
-        alike[of.tokens].append(i)
+    for i, item in enumerate(asked):
+        alike[item.tokens].append(i)
     for tokens, members in alike.items():
         index = np.array(tokens)
         logits = features[members] @ decoder.weight[index].T + decoder.bias(0)[index]
         own = np.array([asked[i].answer for i in members])
         as_large = logits >= np.take_along_axis(logits, own[:, None], axis=1)
         places = [rows[i] for i in members]
-        found.rank[places] = as_large.sum(axis=1)
-        found.first[places] = logits.argmax(axis=1)
+        answers.rank[places] = as_large.sum(axis=1)
+        answers.first[places] = logits.argmax(axis=1)
 
 
 def _shuffled(text: str, random: np.random.Generator) -> str | None:
@@ -446,10 +446,10 @@ def _shuffled(text: str, random: np.random.Generator) -> str | None:
     return " ".join(mixed)
 
 
-def _negated(found: _Asked, vocabulary: Vocabulary) -> str | None:
+def _negated(item: _Asked, vocabulary: Vocabulary) -> str | None:
     """The negated text, where the candidates are the same tokens in it."""
-    text = found.item.negated
-    if text is None or tuple(vocabulary.tokens(text, found.words).values()) != found.tokens:
+    text = item.item.negated
+    if text is None or tuple(vocabulary.tokens(text, item.words).values()) != item.tokens:
         return None
     return text
 
@@ -457,22 +457,22 @@ def _negated(found: _Asked, vocabulary: Vocabulary) -> str | None:
 def _majority(asked: Sequence[_Asked]) -> Array:
     """(items,) the chance that the commonest answer of the same candidates is the right one."""
     answers: defaultdict[frozenset[str], Counter[str]] = defaultdict(Counter)
-    for found in asked:
-        answers[frozenset(found.words)][found.item.answer] += 1
+    for item in asked:
+        answers[frozenset(item.words)][item.item.answer] += 1
     scores = []
-    for found in asked:
-        counts = answers[frozenset(found.words)]
+    for item in asked:
+        counts = answers[frozenset(item.words)]
         most = max(counts.values())
         tied = sum(times == most for times in counts.values())
-        scores.append((counts[found.item.answer] == most) / tied)
+        scores.append((counts[item.item.answer] == most) / tied)
     return np.array(scores)
 
 
 def _members(asked: Sequence[_Asked]) -> dict[str, list[int]]:
     """By group its items, and all of them where there are several groups."""
     groups: defaultdict[str, list[int]] = defaultdict(list)
-    for i, found in enumerate(asked):
-        groups[found.item.group].append(i)
+    for i, item in enumerate(asked):
+        groups[item.item.group].append(i)
     if len(groups) > 1:
         groups[_ALL if _ALL not in groups else "all groups"] = list(range(len(asked)))
     return dict(groups)

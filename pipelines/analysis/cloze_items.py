@@ -23,8 +23,7 @@ from pydantic import Field, ValidationError, model_validator
 from bertvision.errors import InputError
 from bertvision.pipelines.records import Settings, digest_of, what_is_wrong
 from bertvision.pipelines.tasks.source import read_text, text_lines
-from bertvision.pipelines.tasks.special_tokens import require_fast
-from bertvision.pipelines.tasks.windows import TEXTS_AT_ONCE, Windows
+from bertvision.pipelines.tasks.windows import TEXTS_AT_ONCE, Windows, require_fast
 
 MASK = "[MASK]"
 """Stands for the masked word in every file; each tokenizer has its own."""
@@ -94,11 +93,11 @@ class Items(NamedTuple):
         """For each item the words that are chosen from, each once."""
         free = [i.answer for i in self.items if i.wrong is None and i.candidates is None]
         common = tuple(dict.fromkeys(free))
-        found = []
+        chosen = []
         for item in self.items:
             pair = None if item.wrong is None else (item.answer, item.wrong)
-            found.append(pair or tuple(dict.fromkeys(item.candidates or common)))
-        return found
+            chosen.append(pair or tuple(dict.fromkeys(item.candidates or common)))
+        return chosen
 
 
 def read_items(path: Path) -> Items:
@@ -207,10 +206,15 @@ def prompts(texts: Sequence[str], tokenizer: Any, longest: int) -> Prompts:
         ids += encoded["input_ids"]
         types += encoded["token_type_ids"]
     if "token_type_ids" not in tokenizer.model_input_names:
-        types = [[0] * len(of) for of in types]
+        types = [[0] * len(ids_of_text) for ids_of_text in types]
     # a text that spells the tokenizer's own mask beside MASK has two
-    places = [np.flatnonzero(np.array(of) == tokenizer.mask_token_id) for of in ids]
-    fits = [len(of) <= longest and len(at) == 1 for of, at in zip(ids, places, strict=True)]
+    places = [
+        np.flatnonzero(np.array(ids_of_text) == tokenizer.mask_token_id) for ids_of_text in ids
+    ]
+    fits = [
+        len(ids_of_text) <= longest and len(at) == 1
+        for ids_of_text, at in zip(ids, places, strict=True)
+    ]
     used = [i for i, fitting in enumerate(fits) if fitting]
     tokens = [np.array(ids[i], np.int32) for i in used]
     empty = np.zeros(0, np.int32)
@@ -219,7 +223,7 @@ def prompts(texts: Sequence[str], tokenizer: Any, longest: int) -> Prompts:
         input_ids=joined,
         token_type_ids=np.concatenate([empty, *(types[i] for i in used)]).astype(np.uint8),
         offset_mapping=np.full((len(joined), 2), -1, np.int32),
-        n_tokens=np.array([len(of) for of in tokens], np.int32),
+        n_tokens=np.array([len(ids_of_text) for ids_of_text in tokens], np.int32),
         item_index=np.array(used, np.int32),
         labels={},
     )
@@ -252,8 +256,8 @@ class Vocabulary:
         stem = "a " if before.endswith(" ") else before.split(" ")[-1]
         words = list(words)
         if new := [word for word in dict.fromkeys(words) if (stem, word) not in self._known]:
-            start, *found = self._split([stem.rstrip(" "), *(stem + word for word in new)])
-            for word, ids in zip(new, found, strict=True):
+            start, *word_ids = self._split([stem.rstrip(" "), *(stem + word for word in new)])
+            for word, ids in zip(new, word_ids, strict=True):
                 single = len(ids) == len(start) + 1 and ids[:-1] == start
                 known = single and ids[-1] != self._tokenizer.unk_token_id
                 self._known[stem, word] = ids[-1] if known else None
@@ -268,5 +272,5 @@ class Vocabulary:
             return_attention_mask=False,
             verbose=False,
         )
-        found: list[list[int]] = encoded["input_ids"]
-        return found
+        ids: list[list[int]] = encoded["input_ids"]
+        return ids

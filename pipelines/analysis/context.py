@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -102,7 +102,7 @@ class ContextResult(AnalysisResult):
     """
 
     kind = "context"
-    keeps = Keeps("values", "course")
+    keeps: ClassVar[Keeps] = {"int8": "values", "int4": "course"}
     heading = "Context: what becomes of words"
     caption = (
         "Similarity of a word's uses, of tokens of a window, and with the static embedding, each "
@@ -152,8 +152,8 @@ class ContextResult(AnalysisResult):
 
     def title(self) -> str:
         """One line that says what was measured on how much."""
-        of = f"{', '.join(self.snapshots)}, {self.name}"
-        return f"Context, {of}, {self.n_uses:,} uses of {self.n_words:,} words"
+        samples = f"{', '.join(self.snapshots)}, {self.name}"
+        return f"Context, {samples}, {self.n_uses:,} uses of {self.n_words:,} words"
 
     def adjusted(self) -> dict[str, Array]:
         """(snapshots, layers) of each similarity less its baseline."""
@@ -169,7 +169,7 @@ class ContextResult(AnalysisResult):
         values = {name: getattr(self, name) for name in _MEASURED} | self.adjusted()
         return [
             {"snapshot": snapshot, "layer": layer}
-            | {name: _number(of[k, i]) for name, of in values.items()}
+            | {name: _number(value[k, i]) for name, value in values.items()}
             | {
                 f"position_{p}": _number(self.by_position[k, j, i])
                 for j, p in enumerate(self.positions)
@@ -180,11 +180,11 @@ class ContextResult(AnalysisResult):
 
     def shown(self) -> list[dict[str, Any]]:
         """The rows, with neighbours in per cent."""
-        found = []
+        rows = []
         for row in self.rows():
             nearest = row["nearest"]
-            found.append(row | {"percent": None if nearest is None else 100 * nearest})
-        return found
+            rows.append(row | {"percent": None if nearest is None else 100 * nearest})
+        return rows
 
     def columns(self) -> list[Column]:
         """The baseline, what is less of it, and what neighbours say."""
@@ -314,18 +314,18 @@ def context_of_arrays(
             f"{len(samples.uses.groups)} words and {len(samples.windows)} windows are sampled: "
             "context compares two words or more; give more --tokens"
         )
-    found = []
+    scores = []
     with use_scheduler(scheduler, "context"):
         for snapshot, states in snapshots.items():
             places = None if rows is None else rows[snapshot]
-            found.append(_measured(states, samples, places))
-    columns = {field: np.array([of[field] for of in found]) for field in found[0]}
+            scores.append(_measured(states, samples, places))
+    columns = {field: np.array([score[field] for score in scores]) for field in scores[0]}
     if numbers[0] != 0:  # what is compared with is not the output of the embeddings
         for field in ("static_similarity", "static_baseline"):
             columns[field] = np.full_like(columns[field], np.nan)
     uses = samples.uses
     return ContextResult(
-        **{field: of for field, of in columns.items() if field != "chance"},
+        **{field: column for field, column in columns.items() if field != "chance"},
         chance=float(columns["chance"][0]),
         positions=tuple(samples.positions),
         snapshots=tuple(snapshots),
@@ -351,11 +351,14 @@ def _measured(states: da.Array, samples: Samples, rows: Rows | None) -> dict[str
     """The statistics of a snapshot, by field."""
     kinds = samples.uses.groups, samples.uses.random, samples.windows, samples.at
     groups = [
-        Groups.of(states, [of if rows is None else rows[of] for of in kind]) for kind in kinds
+        Groups.of(
+            states, [rows_of_set if rows is None else rows[rows_of_set] for rows_of_set in kind]
+        )
+        for kind in kinds
     ]
-    held = hold(*(of.blocks for of in groups))
+    persisted = hold(*(group.blocks for group in groups))
     uses, random, windows, at = (
-        of._replace(blocks=blocks) for of, blocks in zip(groups, held, strict=True)
+        group._replace(blocks=blocks) for group, blocks in zip(groups, persisted, strict=True)
     )
     of_words, of_random = alike(uses, explained=True), alike(random, explained=True)
     sums = common(random)

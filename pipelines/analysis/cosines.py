@@ -111,10 +111,10 @@ def _correlation(row: _Row, n: int) -> Array:
 
 
 def _moments(*blocks: Block) -> list[Moments]:
-    found = [Moments.empty(*block.shape[1:]) for block in blocks]
-    for moments, block in zip(found, blocks, strict=True):
+    partial = [Moments.empty(*block.shape[1:]) for block in blocks]
+    for moments, block in zip(partial, blocks, strict=True):
         moments.add(block)
-    return found
+    return partial
 
 
 def _merge(one: list[Moments], other: list[Moments]) -> list[Moments]:
@@ -185,7 +185,7 @@ def _add(row: _Row, tokens: slice, cosines: NDArray[Any], depths: tuple[int, ...
 
 
 def _total(parts: list[_Row]) -> _Row:
-    return _Row(*(sum(found[1:], start=found[0]) for found in zip(*parts, strict=True)))
+    return _Row(*(sum(column[1:], start=column[0]) for column in zip(*parts, strict=True)))
 
 
 def _token_sums(row: _Row, *, n: int) -> _TokenSums:

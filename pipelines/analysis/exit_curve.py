@@ -87,12 +87,12 @@ class Outcomes:
     def total(self, exits: Rows) -> Array:
         """(counts,) of all items, where windows leave at these output layers, (windows,)."""
         single = np.ones(len(exits), bool)
-        found = np.zeros(self.counts.shape[-1])
+        total = np.zeros(self.counts.shape[-1])
         for windows in self.shared.values():
             single[windows] = False
-            found += self.of_item(windows, exits[windows])
+            total += self.of_item(windows, exits[windows])
         rows = np.flatnonzero(single)
-        return np.asarray(found + self.alone[rows, exits[rows]].sum(axis=0))
+        return np.asarray(total + self.alone[rows, exits[rows]].sum(axis=0))
 
 
 class Curve(NamedTuple):
@@ -151,9 +151,9 @@ def _correct_shared(
         item = where[int(windows[step])]
         exits[windows[step]] = to[step]
         of = outcomes.shared[item]
-        found = outcomes.of_item(of, exits[of])
-        changes[step] = found - now[item]
-        now[item] = found
+        correct = outcomes.of_item(of, exits[of])
+        changes[step] = correct - now[item]
+        now[item] = correct
 
 
 def points_of(curve: Curve, budgets: Array) -> Rows:
@@ -221,14 +221,14 @@ def confidence(
         likeliest start times that of the likeliest end; or how many output layers in a row, up to
         this one, said the same as the one before.
     """
-    found = [_patience(logits, n_tokens, tolerance)] if criterion == "patience" else []
-    for arrays in logits[:-1] if not found else ():
+    scores = [_patience(logits, n_tokens, tolerance)] if criterion == "patience" else []
+    for arrays in logits[:-1] if not scores else ():
         logs = [_log_probabilities(values, n_tokens) for values in arrays.values()]
         if criterion == "entropy":
-            found.append(np.mean([_sums(np.exp(x) * x, n) for x, n in logs], axis=0))
+            scores.append(np.mean([_sums(np.exp(x) * x, n) for x, n in logs], axis=0))
         else:
-            found.append(np.exp(np.sum([_highest(x, n) for x, n in logs], axis=0)))
-    return found[0] if criterion == "patience" else np.stack(found, axis=1)
+            scores.append(np.exp(np.sum([_highest(x, n) for x, n in logs], axis=0)))
+    return scores[0] if criterion == "patience" else np.stack(scores, axis=1)
 
 
 def _log_probabilities(
@@ -246,13 +246,13 @@ def _first(lengths: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
 
 
 def _sums(values: Scores, lengths: npt.NDArray[np.integer]) -> Scores:
-    found: Scores = np.add.reduceat(values, _first(lengths))
-    return found
+    sums: Scores = np.add.reduceat(values, _first(lengths))
+    return sums
 
 
 def _highest(values: Scores, lengths: npt.NDArray[np.integer]) -> Scores:
-    found: Scores = np.maximum.reduceat(values, _first(lengths))
-    return found
+    highest: Scores = np.maximum.reduceat(values, _first(lengths))
+    return highest
 
 
 def _patience(logits: LayerLogits, n_tokens: npt.NDArray[np.integer], tolerance: float) -> Scores:
@@ -297,7 +297,7 @@ def outcomes_of(
     windows = logits[0].windows
     if isinstance(task, SpanTask) and metric == "f1":
         return _spans(windows, logits, threshold)
-    arrays = np.stack([np.asarray(of.arrays["logits"], np.float64) for of in logits], axis=1)
+    arrays = np.stack([np.asarray(one.arrays["logits"], np.float64) for one in logits], axis=1)
     item = windows.item_index.astype(np.int64)
     if isinstance(task, AnswerableTask) and metric == "accuracy":
         gold = np.array([not windows.items[i].is_impossible for i in item], np.int64)
@@ -330,8 +330,8 @@ def _classes(
     if metric == "accuracy":
         return Outcomes(item, rank, right[..., None].astype(np.float64), _share(len(gold)))
     if metric == "f1":
-        of = said == positive
-        counts = np.stack([right & of, of], -1).astype(np.float64)
+        is_positive = said == positive
+        counts = np.stack([right & is_positive, is_positive], -1).astype(np.float64)
         true = int((gold == positive).sum())
         return Outcomes(
             item, rank, counts, lambda sums: _ratio(200 * sums[:, 0], sums[:, 1] + true)
@@ -367,8 +367,8 @@ def _scores(item: Labels, predicted: Array, gold: Array) -> Outcomes:
 
 def _ratio(above: Array, below: Array) -> Array:
     """0 where it is not defined, as in `sentences.metrics`."""
-    found: Array = np.divide(above, below, out=np.zeros_like(above), where=below > 0)
-    return found
+    ratio: Array = np.divide(above, below, out=np.zeros_like(above), where=below > 0)
+    return ratio
 
 
 def _spans(windows: WindowIndex, logits: Sequence[Logits], threshold: float | None) -> Outcomes:
@@ -382,10 +382,10 @@ def _spans(windows: WindowIndex, logits: Sequence[Logits], threshold: float | No
     )
     shape = (len(questions), len(logits))
     rank, null, counts = np.empty(shape), np.empty(shape), np.empty((*shape, 1))
-    for place, of in enumerate(logits):
-        for row, found in enumerate(decode(Logits(of.arrays, alone)).values()):
-            rank[row, place], null[row, place] = found.score, found.null_score
-            counts[row, place] = answer_score(found.text, questions[row]).f1
+    for place, exit_logits in enumerate(logits):
+        for row, span in enumerate(decode(Logits(exit_logits.arrays, alone)).values()):
+            rank[row, place], null[row, place] = span.score, span.null_score
+            counts[row, place] = answer_score(span.text, questions[row]).f1
     items = windows.item_index.astype(np.int64)
     silent = np.array([[answer_score("", question).f1] for question in questions])
     share = _share(len(windows.items))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,11 +27,9 @@ from bertvision.pipelines.records import Count, read_record
 from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.results.systems import read_windows
 from bertvision.pipelines.tasks.logits import Logits, WindowIndex
+from bertvision.pipelines.tasks.metrics import METRICS, MetricName
 from bertvision.pipelines.tasks.registry import head_kind
 from bertvision.pipelines.tasks.scores import (
-    CORRELATIONS,
-    METRICS,
-    Metric,
     headline,
     headline_metric,
     trivial_score,
@@ -105,7 +103,7 @@ class ExitsResult(AnalysisResult):
     layers: Numbers
     fixed: OfLayers
     weights: OfLayers
-    metric: Metric
+    metric: MetricName
     trivial: float | None
     tolerance: float | None
     name: str
@@ -114,7 +112,7 @@ class ExitsResult(AnalysisResult):
 
     def title(self) -> str:
         """One line that says what was measured on how much."""
-        many = f"{METRICS[self.metric]} of {self.n_items:,} items"
+        many = f"{METRICS[self.metric].label} of {self.n_items:,} items"
         if self.n_windows != self.n_items:
             many += f" in {self.n_windows:,} windows"
         return f"Early exits, {self.name}, {many}"
@@ -126,14 +124,14 @@ class ExitsResult(AnalysisResult):
             *(values[key] for key in ("criteria", "thresholds", "mean_layers", "scores")),
             strict=True,
         )
-        found = [
+        rows = [
             {"name": self.name, "criterion": criterion, "threshold": limit, "layers": mean}
             | {"share": mean / self.layers[-1] if self.layers[-1] else None, self.metric: score}
             for criterion, *lines in of_points
             for limit, mean, score in zip(*lines, strict=True)
             if mean is not None
         ]
-        return found + [
+        return rows + [
             {"name": self.name, "criterion": "fixed", "threshold": None, "layers": float(layer)}
             | {"share": layer / self.layers[-1] if self.layers[-1] else None, self.metric: score}
             | {"weight": weight}
@@ -144,7 +142,7 @@ class ExitsResult(AnalysisResult):
 
     def shown(self) -> list[dict[str, Any]]:
         """A row for each output layer: what so many layers in the mean are enough for."""
-        values, found = self.to_json(), []
+        values, rows = self.to_json(), []
         for place, layer in enumerate(self.layers):
             row = {"layer": layer, "fixed": values["fixed"][place]}
             row["weight"] = values["weights"][place]
@@ -153,8 +151,8 @@ class ExitsResult(AnalysisResult):
                 at = int(fits[0]) if len(fits) else None  # the most that is allowed
                 row[criterion] = None if at is None else values["scores"][k][at]
                 row[f"{criterion}_threshold"] = None if at is None else values["thresholds"][k][at]
-            found.append(row)
-        return found
+            rows.append(row)
+        return rows
 
     def columns(self) -> list[Column]:
         """Score and threshold of each criterion."""
@@ -174,23 +172,23 @@ class ExitsResult(AnalysisResult):
             f"{value:.2f} by {criterion}"
             for criterion, value in zip(self.criteria, self.least.tolist(), strict=True)
         )
-        found = [
+        remarks = [
             f"Within one point of all {self.layers[-1]} layers ({float(self.fixed[-1]):.1f}): "
             f"{least} in the mean, with a threshold that was chosen on what is scored here."
         ]
         if self.trivial is not None:
-            found.append(f"The commonest answer has {self.trivial:.1f}.")
+            remarks.append(f"The commonest answer has {self.trivial:.1f}.")
         if self.tolerance is not None:
-            found.append(f"Scores that differ by less than {self.tolerance:.3g} agree.")
-        return found
+            remarks.append(f"Scores that differ by less than {self.tolerance:.3g} agree.")
+        return remarks
 
     def charts(self) -> dict[str, Chart]:
         """Score over the mean layer, a line for each criterion."""
-        of = METRICS[self.metric]
+        metric = METRICS[self.metric].label
         chart = curves(
             self.rows(),
             self.metric,
-            f"{of} ({'× 100' if self.metric in CORRELATIONS else '%'})",
+            f"{metric} ({METRICS[self.metric].unit})",
             by=["criterion"],
             places="layers",
             of_places="mean layer at which windows leave",
@@ -240,7 +238,7 @@ def exits_of_logits(
         points_of,
     )
 
-    if not all(np.isfinite(values).all() for of in logits for values in of.arrays.values()):
+    if not all(np.isfinite(values).all() for one in logits for values in one.arrays.values()):
         raise InputError(f"the logits of {name} hold NaN or infinity: its training has diverged")
     metrics = headline(task.score(logits[-1], None).rules)
     metric = headline_metric(task.name, metrics)
@@ -259,7 +257,7 @@ def exits_of_logits(
     scores = values.ndim == 2 and values.shape[1] == 1
     if scores and tolerance is None:
         tolerance = 0.1 * float(values.std())
-    arrays = [of.arrays for of in logits]
+    arrays = [one.arrays for one in logits]
     budgets = np.linspace(layers[0], layers[-1], _STEPS * (layers[-1] - layers[0]) + 1)
     shown: list[tuple[Array, Array, Array]] = []
     least, least_scores = [], []
@@ -274,7 +272,7 @@ def exits_of_logits(
         sign = -1 if criterion == "entropy" else 1
         limits = np.where(np.isinf(curve.thresholds[at]), np.nan, sign * curve.thresholds[at])
         shown.append((limits, curve.layers[at], curve.scores[at]))
-    thresholds, mean_layers, found = (_padded(list(of)) for of in zip(*shown, strict=True))
+    thresholds, mean_layers, found = (_padded(list(one)) for one in zip(*shown, strict=True))
     trivial = trivial_score(metrics, metric)
     return ExitsResult(
         criteria=tuple(criteria),
@@ -286,7 +284,7 @@ def exits_of_logits(
         layers=tuple(layers),
         fixed=np.array(fixed),
         weights=np.array(weights or [np.nan] * len(layers)),
-        metric=cast(Metric, metric),
+        metric=metric,
         trivial=None if trivial is None else float(trivial),
         tolerance=tolerance if scores else None,
         name=name,
@@ -297,10 +295,10 @@ def exits_of_logits(
 
 def _padded(rows: Sequence[Array]) -> Array:
     """(rows, longest), NaN behind the shorter ones."""
-    found = np.full((len(rows), max(map(len, rows))), np.nan)
-    for row, values in zip(found, rows, strict=True):
+    padded = np.full((len(rows), max(map(len, rows))), np.nan)
+    for row, values in zip(padded, rows, strict=True):
         row[: len(values)] = values
-    return found
+    return padded
 
 
 @job
@@ -397,8 +395,8 @@ def _output_layers(
     outputs = 2 if kind == "span" else load_task(config.task.name).outputs(config.task)
     exits = ExitLayers(below, config.model.hidden_size, outputs, learned=variant.learned)
     names = list(exits.state_dict())
-    held = weights_of(folder, [f"{NAME}.{name}" for name in names])
-    exits.load_state_dict({name: held[f"{NAME}.{name}"] for name in names})
+    stored = weights_of(folder, [f"{NAME}.{name}" for name in names])
+    exits.load_state_dict({name: stored[f"{NAME}.{name}"] for name in names})
     if exits.scores is not None:
         weights = dict(zip(weights, exits.scores.detach().softmax(0).tolist(), strict=True))
     if isinstance(variant, ExitsDetached):
@@ -411,14 +409,14 @@ def _of_the_last(
 ) -> tuple[Logits, float | None]:
     """Logits of the last layer, and the threshold of no answer that it answers with."""
     folder, name = workspace.bert_dir(tag), f"{split}.safetensors"
-    kept = read_record(folder / "metrics.json", BertScores, BERT_COMMAND)
-    if kept.weights_sha256 != stored.record.provenance.get("weights_sha256"):
+    scores = read_record(folder / "metrics.json", BertScores, BERT_COMMAND)
+    if scores.weights_sha256 != stored.record.provenance.get("weights_sha256"):
         raise WorkspaceError(
             f"{folder} has answers of other weights than {stored.name} was extracted with: "
             f"`{BERT_COMMAND}` makes those, `bertvision extract --checkpoint {tag}` these"
         )
-    logits = Logits.load(folder / name, windows, BERT_COMMAND, kept.sha256.get(name))
-    return logits, kept.rules["n-best"]["threshold"] if "n-best" in kept.rules else None
+    logits = Logits.load(folder / name, windows, BERT_COMMAND, scores.sha256.get(name))
+    return logits, scores.rules["n-best"]["threshold"] if "n-best" in scores.rules else None
 
 
 def _in_order(

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 from dask.delayed import delayed
@@ -101,8 +101,8 @@ class Spread(NamedTuple):
             components: numbers of principal components.
         """
         layers = zip(moments.mean, moments.covariance(), variances, strict=True)
-        found = map_here(lambda of: _layer(*of, components), list(layers))
-        return cls(*(np.array(column) for column in zip(*found, strict=True)))
+        spreads = map_here(lambda of: _layer(*of, components), list(layers))
+        return cls(*(np.array(column) for column in zip(*spreads, strict=True)))
 
 
 class Rounding(NamedTuple):
@@ -161,8 +161,8 @@ def _layer(
     if not total > 0:
         none = np.full(len(QUANTILES), np.nan)
         return np.full(len(components), np.nan), share, none, none, np.nan, np.nan
-    held = np.cumsum(variances.clip(min=0))
-    explained = held[np.array(components) - 1] / held[-1]
+    cumulated = np.cumsum(variances.clip(min=0))
+    explained = cumulated[np.array(components) - 1] / cumulated[-1]
     sd = np.sqrt(variance)
     varies = sd > 0  # a channel that does not has no correlation
     rho = covariance[np.ix_(varies, varies)] / np.outer(sd[varies], sd[varies])
@@ -222,7 +222,7 @@ class IsotropyResult(AnalysisResult):
     """
 
     kind = "isotropy"
-    keeps = Keeps("values", "course")
+    keeps: ClassVar[Keeps] = {"int8": "values", "int4": "course"}
     heading = "Isotropy: how tokens spread"
     caption = (
         "Isotropy by layer: cosines, the share of the mean vector, variance in the first principal "
@@ -275,8 +275,8 @@ class IsotropyResult(AnalysisResult):
 
     def title(self) -> str:
         """One line that says what was measured on how much."""
-        held = [f"{n:,} {name}" for n, name in zip(self.n_vectors[0], self.sets, strict=True)]
-        return f"Isotropy, {', '.join(self.snapshots)}, {self.name}, {' and '.join(held)}"
+        counts = [f"{n:,} {name}" for n, name in zip(self.n_vectors[0], self.sets, strict=True)]
+        return f"Isotropy, {', '.join(self.snapshots)}, {self.name}, {' and '.join(counts)}"
 
     def moved(self, snapshot: int, of: int, layer: int) -> tuple[list[int], list[int]]:
         """Outlier channels that are new, and that are gone, since the snapshot before.
@@ -325,7 +325,7 @@ class IsotropyResult(AnalysisResult):
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each snapshot, set and layer, as ``--csv`` writes them; NaN becomes None."""
-        values, found = self.to_json(), []
+        values, rows = self.to_json(), []
         plain = [name for name in _OF_LAYERS if name != "outlier_channels"]
         for k, j, i in self._places():
             row = {"snapshot": self.snapshots[k], "set": self.sets[j], "layer": self.layers[i]}
@@ -338,12 +338,12 @@ class IsotropyResult(AnalysisResult):
             new, gone = self.moved(k, j, i)
             row["is_rounded"] = self.is_rounded(k, j, i)
             row["outlier_channels"] = values["outlier_channels"][k][j][i]
-            found.append(row | {"new_outliers": new, "gone_outliers": gone})
-        return found
+            rows.append(row | {"new_outliers": new, "gone_outliers": gone})
+        return rows
 
     def shown(self) -> list[dict[str, Any]]:
         """The rows, with the number of outlier channels, and the first of them as a text."""
-        found = []
+        rows = []
         for row in self.rows():
             channels, moved = row["outlier_channels"], row["new_outliers"]
             text = [f"+{c}" if c in moved else str(c) for c in channels[:_SHOWN]]
@@ -352,8 +352,8 @@ class IsotropyResult(AnalysisResult):
             text += ["…"] * (len(row["gone_outliers"]) > _SHOWN)
             layer = f"{row['layer']}*" if row["is_rounded"] else row["layer"]
             counted = {"outliers": len(channels), "channels": " ".join(text) or None}
-            found.append(row | counted | {"layer": layer})
-        return found
+            rows.append(row | counted | {"layer": layer})
+        return rows
 
     def columns(self) -> list[Column]:
         """The outlier channels of a layer stand last, because there may be many."""
@@ -434,7 +434,7 @@ class IsotropyResult(AnalysisResult):
             values = [float(channel) for _, channel in at]
             series[name] = Series(places, values, look="points", tips=tips)
         label = f"outlier channel (> {self.outlier_sd:g} sd)"
-        none = "" if any(of.values for of in series.values()) else "none"
+        none = "" if any(one.values for one in series.values()) else "none"
         return Curves(LAYER, label, series, title=none and f"{label}: none")
 
 
@@ -518,48 +518,50 @@ def isotropy_of_arrays(
         raise InputError(f"outlier_sd is {outlier_sd}; give a number above 0, such as 6")
     if max_tokens is not None and max_tokens < 2:
         raise InputError(f"max_tokens is {max_tokens}; give at least 2, or None for all tokens")
-    found: list[list[_Measured]] = []
+    measured: list[list[_Measured]] = []
     with use_scheduler(scheduler, "isotropy"):
         for snapshot, states in snapshots.items():
             rows = [np.arange(states.shape[0]), *([first[snapshot]] if first else [])]
             sets = _blocks(states, rows, max_tokens, seed)
-            found.append([_measured(blocks, states, components) for blocks in sets])
+            measured.append([_measured(blocks, states, components) for blocks in sets])
 
     def each(value: Any) -> Array:
-        return np.array([[value(of) for of in sets] for sets in found])
+        return np.array([[value(one) for one in sets] for sets in measured])
 
     shares = [
         [
-            (rounding[tag][j] if rounding else Rounding()).share(of.moments)
-            for j, of in enumerate(sets)
+            (rounding[tag][j] if rounding else Rounding()).share(one.moments)
+            for j, one in enumerate(sets)
         ]
-        for tag, sets in zip(snapshots, found, strict=True)
+        for tag, sets in zip(snapshots, measured, strict=True)
     ]
     # what does not vary has nothing left when its mean is taken out, but rounding errors
-    varies = np.isfinite(each(lambda of: of.spread.mean_correlation))
-    cosines = [[of.moments.cosine_by_channel() for of in sets] for sets in found]
+    varies = np.isfinite(each(lambda one: one.spread.mean_correlation))
+    cosines = [[one.moments.cosine_by_channel() for one in sets] for sets in measured]
     by_channel = np.array(cosines)
     top = by_channel.argmax(axis=-1)
-    bases_removed = hidden - found[0][0].partition.sum_unit.shape[1]
+    bases_removed = hidden - measured[0][0].partition.sum_unit.shape[1]
     return IsotropyResult(
         mean_cosine=by_channel.sum(axis=-1),
-        mean_norm=each(lambda of: of.moments.sum_norm / of.moments.n),
-        mean_share=each(lambda of: of.spread.mean_share),
+        mean_norm=each(lambda one: one.moments.sum_norm / one.moments.n),
+        mean_share=each(lambda one: one.spread.mean_share),
         components=tuple(components),
-        explained_variance=each(lambda of: of.spread.explained_variance),
-        log_ratio=each(lambda of: of.partition.log_ratio()),
+        explained_variance=each(lambda one: one.spread.explained_variance),
+        log_ratio=each(lambda one: one.partition.log_ratio()),
         removed=bases_removed,
-        corrected_cosine=np.where(varies, each(lambda of: of.partition.corrected_cosine()), np.nan),
-        corrected_ratio=np.where(varies, each(lambda of: of.partition.corrected_ratio()), np.nan),
+        corrected_cosine=np.where(
+            varies, each(lambda one: one.partition.corrected_cosine()), np.nan
+        ),
+        corrected_ratio=np.where(varies, each(lambda one: one.partition.corrected_ratio()), np.nan),
         quantiles=QUANTILES,
-        sd=each(lambda of: of.spread.sd),
-        gamma=each(lambda of: of.spread.gamma),
-        mean_correlation=each(lambda of: of.spread.mean_correlation),
-        dominant=each(lambda of: of.spread.dominant),
+        sd=each(lambda one: one.spread.sd),
+        gamma=each(lambda one: one.spread.gamma),
+        mean_correlation=each(lambda one: one.spread.mean_correlation),
+        dominant=each(lambda one: one.spread.dominant),
         top_channel=_tuples(top.tolist()),
         top_cosine=np.take_along_axis(by_channel, top[..., None], axis=-1)[..., 0],
         outlier_channels=_tuples(
-            [[outlier_channels(of.moments, outlier_sd) for of in sets] for sets in found]
+            [[outlier_channels(one.moments, outlier_sd) for one in sets] for sets in measured]
         ),
         outlier_sd=outlier_sd,
         rounding=np.array(shares),
@@ -567,7 +569,7 @@ def isotropy_of_arrays(
         sets=("tokens", "[CLS]") if first else ("tokens",),
         name=name,
         layers=tuple(range(x.shape[1]) if layers is None else layers),
-        n_vectors=tuple(tuple(of.moments.n for of in sets) for sets in found),
+        n_vectors=tuple(tuple(one.moments.n for one in sets) for sets in measured),
         n_available=tuple(
             (states.shape[0], *([len(first[snapshot])] if first else []))
             for snapshot, states in snapshots.items()
@@ -580,14 +582,14 @@ def _blocks(
     states: da.Array, rows: Sequence[Rows], max_tokens: int | None, seed: int
 ) -> list[Blocks]:
     """The blocks of each set: what is sampled is read once for all and held, else streamed."""
-    sampled = [of[sampled_rows(len(of), max_tokens, seed)] for of in rows]
+    sampled = [chosen[sampled_rows(len(chosen), max_tokens, seed)] for chosen in rows]
     whole = aligned_blocks((states,), ROWS)
     parts = [
-        whole if len(of) == states.shape[0] else chosen_blocks((states,), [of], ROWS)
-        for of in sampled
+        whole if len(chosen) == states.shape[0] else chosen_blocks((states,), [chosen], ROWS)
+        for chosen in sampled
     ]
-    held = iter(hold(*(part for part in parts if part is not whole)))
-    return [part if part is whole else next(held) for part in parts]
+    blocks = iter(hold(*(part for part in parts if part is not whole)))
+    return [part if part is whole else next(blocks) for part in parts]
 
 
 def _measured(blocks: Blocks, states: da.Array, components: Sequence[int]) -> _Measured:

@@ -171,10 +171,10 @@ def squared_lengths(hidden: Block, keep: Array) -> Array:
         hidden: (tokens, layers, hidden) centred.
         keep: (variants, layers, hidden) 1 for a channel that is kept, else 0.
     """
-    found = [
+    lengths = [
         np.einsum("nlc,vlc->vnl", np.square(slab), keep, optimize=False) for slab in slabs(hidden)
     ]
-    return np.concatenate(found, axis=1) if found else np.zeros((len(keep), *hidden.shape[:2]))
+    return np.concatenate(lengths, axis=1) if lengths else np.zeros((len(keep), *hidden.shape[:2]))
 
 
 ROWS = 256
@@ -291,8 +291,8 @@ def _kernels(
 def _inner(kernels: NDArray[Any]) -> Array:
     """(layers, layers) Σ K·L over a tile: each row in the type of the kernels, rows in float64."""
     by_row = kernels.swapaxes(0, 1)  # (rows, layers, columns)
-    found: Array = (by_row @ by_row.swapaxes(1, 2)).sum(axis=0, dtype=np.float64)
-    return found
+    products: Array = (by_row @ by_row.swapaxes(1, 2)).sum(axis=0, dtype=np.float64)
+    return products
 
 
 GROUP_BYTES = 2**29
@@ -460,14 +460,16 @@ def _held(
 ) -> tuple[Lengths, Squares]:
     """Every pair of layers over all tokens at once: nothing is merged but their squares."""
     keep = [side.keep() for side in sides]
-    held = [delayed(side) for side in sides]
+    delayed_sides = [delayed(side) for side in sides]
     centred = [
-        tuple(delayed(_centred)(side, part) for side, part in zip(held, block, strict=True))
+        tuple(
+            delayed(_centred)(side, part) for side, part in zip(delayed_sides, block, strict=True)
+        )
         for block in blocks
     ]
     columns = [list(blocks_of) for blocks_of in zip(*centred, strict=True)]
     narrow = list(narrower(pairs))
-    found = [
+    rows_of_blocks = [
         delayed(_squares)(
             columns[p.side],
             columns[p.other],
@@ -478,7 +480,7 @@ def _held(
         for p in narrow
     ]
     lengths = tree_reduce(centred, partial(_lengths, sides=sides), Lengths.merge)
-    of_tokens, *values = compute(delayed([lengths, *found]))
+    of_tokens, *values = compute(delayed([lengths, *rows_of_blocks]))
     squares: Squares = {}
     for pair, of_pair in zip(narrow, values, strict=True):
         squares |= _by_place(pair, of_pair)
@@ -493,11 +495,11 @@ def _streamed(
     squares: Squares = {}
     for group in groups(pairs):
         leaf = partial(products_of, sides=sides, pairs=group)
-        found: Products = compute(tree_reduce(blocks, leaf, Products.merge))
-        for pair, sums in zip(group, found.pairs, strict=True):
-            kept = keep[pair.side][:, pair.layer], keep[pair.other][:, pair.layers]
-            squares |= _by_place(pair, _kept(sums, *kept))
-    return found.lengths, squares
+        products: Products = compute(tree_reduce(blocks, leaf, Products.merge))
+        for pair, sums in zip(group, products.pairs, strict=True):
+            masks = keep[pair.side][:, pair.layer], keep[pair.other][:, pair.layers]
+            squares |= _by_place(pair, _kept(sums, *masks))
+    return products.lengths, squares
 
 
 def feature_cost(tokens: int, shapes: Sequence[tuple[int, int]]) -> int:
@@ -519,8 +521,8 @@ def products_of(*blocks: Block, sides: Sequence[Centring], pairs: Sequence[Pair]
         pairs: of layers.
     """
     centred = [side.apply(block) for side, block in zip(sides, blocks, strict=True)]
-    found = [product(centred[p.side][:, p.layer], centred[p.other][:, p.layers]) for p in pairs]
-    return Products(found, _lengths(*centred, sides=sides))
+    products = [product(centred[p.side][:, p.layer], centred[p.other][:, p.layers]) for p in pairs]
+    return Products(products, _lengths(*centred, sides=sides))
 
 
 def _centred(side: Centring, block: Block) -> NDArray[Any]:
@@ -556,8 +558,8 @@ def _kept(sums: Array, keep_x: Array, keep_y: Array) -> Array:
         keep_y: (variants, layers, hidden_y) likewise.
     """
     squares = np.tensordot(keep_x, np.square(sums), axes=1)  # (variants, layers, hidden_y)
-    found: Array = np.einsum("vjd,vjd->vj", squares, keep_y)
-    return found
+    products: Array = np.einsum("vjd,vjd->vj", squares, keep_y)
+    return products
 
 
 def _by_place(pair: Pair, values: Array) -> Squares:

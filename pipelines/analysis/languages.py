@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,7 @@ from bertvision.pipelines.declare import (
 )
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.plotting import Chart, curves
+from bertvision.pipelines.poolings import POOLINGS
 from bertvision.pipelines.progress import progress
 from bertvision.pipelines.reading import Names, Tag, parse_names, parse_poolings, parse_tag, text_of
 from bertvision.pipelines.records import Count
@@ -98,8 +99,8 @@ def v_measure(x: Vectors, groups: Groups, count: int, seed: int) -> float:
     from sklearn.cluster import KMeans
     from sklearn.metrics import v_measure_score
 
-    found = KMeans(count, n_init=10, random_state=seed).fit_predict(x)
-    return float(v_measure_score(groups, found))
+    clusters = KMeans(count, n_init=10, random_state=seed).fit_predict(x)
+    return float(v_measure_score(groups, clusters))
 
 
 def identified(x: Vectors, groups: Groups, train: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
@@ -176,7 +177,7 @@ class LanguagesResult(AnalysisResult):
     """
 
     kind = "languages"
-    keeps = Keeps("course")
+    keeps: ClassVar[Keeps] = {"int8": "course"}
     heading = "How far languages, or other groups of texts, lie apart"
     caption = "Groups of texts by layer: told apart as they are, and after centring"
     reading = (
@@ -209,8 +210,8 @@ class LanguagesResult(AnalysisResult):
 
     def title(self) -> str:
         """One line that says what was measured on how much."""
-        of = ", ".join(f"{g} ({n:,})" for g, n in zip(self.groups, self.sizes, strict=True))
-        return f"Groups of texts, {self.name}: {of}"
+        groups = ", ".join(f"{g} ({n:,})" for g, n in zip(self.groups, self.sizes, strict=True))
+        return f"Groups of texts, {self.name}: {groups}"
 
     @property
     def _translated(self) -> bool:
@@ -275,12 +276,12 @@ class LanguagesResult(AnalysisResult):
             for key in told
         }
         levels = {"identified": {"largest group": self.majority}}
-        found: dict[str, Chart] = {
+        charts: dict[str, Chart] = {
             key: curves(both[key], key, label, by=["texts"], levels=levels.get(key))
             for key, label in told.items()
         }
-        found["between"] = curves(rows, "between", "variance between groups (share)", by=["name"])
-        return found
+        charts["between"] = curves(rows, "between", "variance between groups (share)", by=["name"])
+        return charts
 
 
 FEWEST = 10
@@ -326,18 +327,18 @@ def languages_of_groups(
     for g in range(count):
         mine = np.flatnonzero(label == g)
         train[random.permutation(mine)[: len(mine) // 2]] = True
-    found: dict[str, list[Any]] = {}
+    columns: dict[str, list[Any]] = {}
     with progress(len(layers), f"groups of {name}", "layer") as bar:
         for layer in layers:
             x = read(layer)[order]
             if not np.isfinite(x).all():
                 raise InputError(f"layer {layer} of {name} holds NaN or infinity")
             for key, value in _of_layer(x, label, count, train, translations, seed).items():
-                found.setdefault(key, []).append(value)
+                columns.setdefault(key, []).append(value)
             bar.update(1)
     scored = np.bincount(label[~train], minlength=count)
     return LanguagesResult(
-        **{key: np.array(values, np.float64) for key, values in found.items()},
+        **{key: np.array(values, np.float64) for key, values in columns.items()},
         majority=float(scored.max() / scored.sum()),
         groups=tuple(names),
         sizes=tuple(sizes),
@@ -362,10 +363,11 @@ def check_groups(names: Sequence[str], sizes: Sequence[int], *, translations: bo
         if size < FEWEST:
             raise InputError(f"group {group!r} has {size} texts: every group needs {FEWEST}")
     if translations and len(set(sizes)) > 1:
-        of = ", ".join(f"{g} {n:,}" for g, n in zip(names, sizes, strict=True))
+        sizes_text = ", ".join(f"{g} {n:,}" for g, n in zip(names, sizes, strict=True))
         raise InputError(
             f"translations stand in the same order in every group, and these have different "
-            f"numbers of texts ({of}): give the same texts in all, or leave --translations out"
+            f"numbers of texts ({sizes_text}): give the same texts in all, or leave --translations "
+            "out"
         )
 
 
@@ -406,7 +408,9 @@ def languages(
     data: DataSource = None,
     text: Annotated[str | None, Option(decides=False)] = None,
     label: Annotated[str | None, Option(decides=False)] = None,
-    pool: Annotated[str, Option(apart=True)] = "mean",
+    pool: Annotated[
+        str, Option(f"Pooling of a text's tokens: {', '.join(POOLINGS)}.", apart=True)
+    ] = "mean",
     texts: Annotated[int, Option(ge=10)] = 1_000,
     translations: Annotated[bool, Option(apart=True)] = False,
     precision: PrecisionOption = "auto",
@@ -425,7 +429,6 @@ def languages(
         task: Data sets that are the groups, such as mr,subj; or one with labels.
         text: Column of the texts (task csv; default text).
         label: Column of the groups (task csv; default label).
-        pool: Pooling of a text's tokens: cls, sep, mean or max.
         texts: At most so many of each group.
         translations: The n-th texts of all groups say the same.
         seed: Seed of samples, halves and clusters.
@@ -493,28 +496,28 @@ def grouped(data: Sequence[Dataset]) -> dict[str, Rows]:
     Raises:
         InputError: they are no sentences, or the only one has no classes.
     """
-    found: dict[str, list[int]] = {}
+    rows_by_group: dict[str, list[int]] = {}
     start = 0
-    for of in data:
-        if of.task.kind != "classification" or not of.task.learns:
+    for dataset in data:
+        if dataset.task.kind != "classification" or not dataset.task.learns:
             raise InputError(
-                f"{name_of(of)} has no texts of their own to be told apart: give data sets of "
+                f"{name_of(dataset)} has no texts of their own to be told apart: give data sets of "
                 "sentences, such as mr,subj, or a file with --task csv"
             )
-        if len(data) == 1 and not of.classes:
+        if len(data) == 1 and not dataset.classes:
             raise InputError(
-                f"{name_of(of)} is one data set and has no classes that could be groups: give a "
-                "file whose labels name the groups, or several data sets"
+                f"{name_of(dataset)} is one data set and has no classes that could be groups: give "
+                "a file whose labels name the groups, or several data sets"
             )
-        for split in of.splits:
-            items = of.items(split)
+        for split in dataset.splits:
+            items = dataset.items(split)
             for i, item in enumerate(items, start):
                 if len(data) > 1:
-                    found.setdefault(name_of(of), []).append(i)
+                    rows_by_group.setdefault(name_of(dataset), []).append(i)
                 elif item.label is not None:
-                    found.setdefault(of.classes[int(item.label)], []).append(i)
+                    rows_by_group.setdefault(dataset.classes[int(item.label)], []).append(i)
             start += len(items)
-    return {name: np.array(rows, np.int64) for name, rows in sorted(found.items())}
+    return {name: np.array(rows, np.int64) for name, rows in sorted(rows_by_group.items())}
 
 
 def name_of(data: Dataset) -> str:

@@ -48,8 +48,8 @@ class LayerByLayer(AnalysisResult):
 
     def tokens(self) -> str:
         """The end of a title: of what, on how much."""
-        held = f"{self.n_tokens:,} of {self.n_available:,} tokens"
-        return f"{self.x} × {self.y}, {held}"
+        counts = f"{self.n_tokens:,} of {self.n_available:,} tokens"
+        return f"{self.x} × {self.y}, {counts}"
 
     def columns(self) -> list[Column]:
         """A column for each layer of y, of the first measure."""
@@ -86,7 +86,7 @@ class LayerByLayer(AnalysisResult):
                 "y": self.y,
                 "layer_x": layer_x,
                 "layer_y": layer_y,
-                **{name: of[i][j] for name, of in values.items()},
+                **{name: value[i][j] for name, value in values.items()},
             }
             for i, layer_x in enumerate(self.layers_x)
             for j, layer_y in enumerate(self.layers_y)

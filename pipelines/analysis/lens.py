@@ -125,8 +125,8 @@ class LensResult(AnalysisResult):
 
     def title(self) -> str:
         """One line that says what was measured on how much."""
-        of = f"{self.n_tokens:,} of {self.n_available:,} tokens"
-        return f"Lens, {self.name}, {self.head}, {of}"
+        tokens_text = f"{self.n_tokens:,} of {self.n_available:,} tokens"
+        return f"Lens, {self.name}, {self.head}, {tokens_text}"
 
     def columns(self) -> list[Column]:
         """The columns of a layer."""

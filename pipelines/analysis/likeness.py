@@ -129,9 +129,9 @@ def alike(groups: Groups, *, explained: bool = False) -> Alike:
     """
     blocks = _with_sizes(groups)
     leaf = _alike_explained if explained else _alike
-    found: Alike = compute(tree_reduce(blocks, leaf, Alike.merge))
-    check_finite(found.length.T)
-    return found
+    alike: Alike = compute(tree_reduce(blocks, leaf, Alike.merge))
+    check_finite(alike.length.T)
+    return alike
 
 
 def common(groups: Groups) -> Common:
@@ -140,8 +140,8 @@ def common(groups: Groups) -> Common:
     Args:
         groups: that are read.
     """
-    found: Common = compute(tree_reduce(groups.blocks, _common, Common.merge))
-    return found
+    shared: Common = compute(tree_reduce(groups.blocks, _common, Common.merge))
+    return shared
 
 
 def _with_sizes(groups: Groups) -> Blocks:
@@ -154,7 +154,7 @@ def _alike_explained(block: Block, sizes: Sequence[int]) -> Alike:
 
 
 def _alike(block: Block, sizes: Sequence[int], *, explained: bool = False) -> Alike:
-    found = []
+    parts = []
     for part in np.split(block, np.cumsum(sizes)[:-1]):
         x = part.astype(np.float64)
         length = np.linalg.norm(x, axis=2).mean(axis=0)
@@ -165,8 +165,8 @@ def _alike(block: Block, sizes: Sequence[int], *, explained: bool = False) -> Al
         mean, _ = _unit(x.mean(axis=0)[None])
         to_mean = np.einsum("nlc,lc->l", unit, mean[0]) / np.where(n > 0, n, np.nan)
         share = _explained(x) if explained else np.full(x.shape[1], np.nan)
-        found.append((length, cosine, to_mean, share))
-    return Alike(*(np.array(column) for column in zip(*found, strict=True)))
+        parts.append((length, cosine, to_mean, share))
+    return Alike(*(np.array(column) for column in zip(*parts, strict=True)))
 
 
 def _explained(x: Array) -> Array:
@@ -263,12 +263,12 @@ def _units(block: NDArray[Any]) -> NDArray[Any]:
 
 def _nearest_of_word(units: NDArray[Any], sizes: Sequence[int]) -> NDArray[Any]:
     """(uses, layers) the largest cosine of each use with another of its word."""
-    found = []
+    nearest = []
     for group in np.split(units, np.cumsum(sizes)[:-1]):
         cosines = np.einsum("ilc,jlc->lij", group, group)
         np.einsum("lii->li", cosines)[:] = -np.inf
-        found.append(_known(cosines).max(axis=2).T)
-    return np.concatenate(found)
+        nearest.append(_known(cosines).max(axis=2).T)
+    return np.concatenate(nearest)
 
 
 def _tile(
@@ -308,4 +308,4 @@ def _best(parts: list[NDArray[Any]]) -> NDArray[Any]:
 
 
 def _behind(*blocks: list[NDArray[Any]]) -> list[NDArray[Any]]:
-    return [np.concatenate(of) for of in blocks]
+    return [np.concatenate(parts) for parts in blocks]

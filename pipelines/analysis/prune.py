@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 
@@ -44,11 +44,9 @@ from bertvision.pipelines.reading import Tag, parse_tag
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.tasks.logits import Logits, WindowIndex
+from bertvision.pipelines.tasks.metrics import METRICS, MetricName
 from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.tasks.scores import (
-    CORRELATIONS,
-    METRICS,
-    Metric,
     headline,
     headline_metric,
     trivial_score,
@@ -60,8 +58,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from bertvision.pipelines.precision import Precision
-    from bertvision.pipelines.tasks.batch import Batch
     from bertvision.pipelines.tasks.task import Task
+    from bertvision.pipelines.tasks.windows import Batch
 
 
 _PROJECTIONS = (
@@ -94,11 +92,11 @@ def gated(model: PreTrainedModel) -> Iterator[Tensor]:
 
     encoder, config = model.base_model, model.config
     layers, heads = int(config.num_hidden_layers), int(config.num_attention_heads)
-    found = [m for name, m in encoder.named_modules() if name.endswith(_PROJECTIONS)]
-    if len(found) not in (1, layers):
+    modules = [m for name, m in encoder.named_modules() if name.endswith(_PROJECTIONS)]
+    if len(modules) not in (1, layers):
         raise InputError(
             f"it is not known where {config.model_type} has its attention heads: found "
-            f"{len(found)} output projections of attention for {layers} layers; BERT, RoBERTa, "
+            f"{len(modules)} output projections of attention for {layers} layers; BERT, RoBERTa, "
             "ELECTRA, DeBERTa, MPNet, DistilBERT, ALBERT, ModernBERT, GPT-2 and Llama can be masked"
         )
     gates = torch.ones(layers, heads)
@@ -110,13 +108,15 @@ def gated(model: PreTrainedModel) -> Iterator[Tensor]:
 
     def close(number: int, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         nonlocal passes
-        layer = number if len(found) == layers else passes  # one that is shared comes in all places
+        layer = (
+            number if len(modules) == layers else passes
+        )  # one that is shared comes in all places
         passes += 1
         width = args[0].shape[-1] // heads
         return (args[0] * gates[layer].to(args[0]).repeat_interleave(width), *args[1:])
 
     hooks = [encoder.register_forward_pre_hook(begin)]
-    hooks += [m.register_forward_pre_hook(partial(close, i)) for i, m in enumerate(found)]
+    hooks += [m.register_forward_pre_hook(partial(close, i)) for i, m in enumerate(modules)]
     try:
         yield gates
     finally:
@@ -226,7 +226,7 @@ class PruningResult(AnalysisResult):
     score: Annotated[Array, Axes.of("steps")]
     random: Annotated[Array, Axes.of("steps")]
     random_sd: Annotated[Array, Axes.of("steps")]
-    metric: Metric
+    metric: MetricName
     trivial: float | None
     layers: Numbers
     heads: Numbers
@@ -242,11 +242,11 @@ class PruningResult(AnalysisResult):
 
     def columns(self) -> list[Column]:
         """Columns for a point of the curve."""
-        of = METRICS[self.metric]
+        metric = METRICS[self.metric].label
         return [
             Column("percent", "heads left (%)", digits=0),
-            Column(self.metric, of),
-            Column("random", f"{of}, random order", sd=True),
+            Column(self.metric, metric),
+            Column("random", f"{metric}, random order", sd=True),
         ]
 
     def shown(self) -> list[dict[str, Any]]:
@@ -290,17 +290,17 @@ class PruningResult(AnalysisResult):
             for i, j in zip(*np.unravel_index(order, self.rise.shape), strict=True)
         )
         harmless = int((self.rise <= 0).sum())
-        found = [
+        remarks = [
             f"Without one head the loss, {self.loss:.3f} with all, rises most at (layer.head) "
             f"{most}; it does not rise at {harmless} of {self.rise.size} heads."
         ]
         if self.trivial is not None:
-            found.append(f"The commonest answer has {self.trivial:.1f}.")
-        return found
+            remarks.append(f"The commonest answer has {self.trivial:.1f}.")
+        return remarks
 
     def charts(self) -> dict[str, Chart]:
         """The score over the heads that are left, and what the loss rises without each head."""
-        of = METRICS[self.metric]
+        metric = METRICS[self.metric].label
         rows = [
             {"left": 100 * row["left"], "order": name, "score": row[key], "score_sd": row.get(sd)}
             for name, key, sd in (
@@ -313,7 +313,7 @@ class PruningResult(AnalysisResult):
             "score": curves(
                 rows,
                 "score",
-                f"{of} ({'× 100' if self.metric in CORRELATIONS else '%'})",
+                f"{metric} ({METRICS[self.metric].unit})",
                 by=["order"],
                 places="left",
                 of_places="attention heads left (%)",
@@ -405,29 +405,29 @@ def pruning(
 
             def score(closed: Tensor) -> tuple[float, str, float | None]:
                 gates.fill_(1).view(-1)[closed] = 0
-                found = _score(model, task, scored, precision)
+                scores = _score(model, task, scored, precision)
                 bar.update(sizes[1])
-                return found
+                return scores
 
             random = np.random.default_rng(seed)
             every = [sensitivity.view(-1).argsort(stable=True)]
             every += [torch.from_numpy(random.permutation(heads)) for _ in range(orders)]
-            found = np.empty((len(every), STEPS))
-            found[:, 0], metric, trivial = score(every[0][:0])
-            found[:, -1] = score(every[0])[0]
+            scores = np.empty((len(every), STEPS))
+            scores[:, 0], metric, trivial = score(every[0][:0])
+            scores[:, -1] = score(every[0])[0]
             for k, order in enumerate(every):
                 for step in range(1, STEPS - 1):
-                    found[k, step] = score(order[: round(heads * step / (STEPS - 1))])[0]
+                    scores[k, step] = score(order[: round(heads * step / (STEPS - 1))])[0]
     masked = np.round(heads * np.arange(STEPS) / (STEPS - 1))
     return PruningResult(
         rise=rise.numpy(),
         sensitivity=sensitivity.numpy(),
         loss=whole,
         left=1 - masked / heads,
-        score=found[0],
-        random=found[1:].mean(axis=0),
-        random_sd=found[1:].std(axis=0, ddof=1),
-        metric=cast(Metric, metric),
+        score=scores[0],
+        random=scores[1:].mean(axis=0),
+        random_sd=scores[1:].std(axis=0, ddof=1),
+        metric=metric,
         trivial=trivial,
         layers=tuple(range(1, gates.shape[0] + 1)),
         heads=tuple(range(1, gates.shape[1] + 1)),
@@ -479,7 +479,7 @@ def _rise(
 def _batches(model: PreTrainedModel, task: Task, windows: Windows) -> Iterator[Batch]:
     """Windows of like length together, the longest first."""
     from bertvision.pipelines.encoders.loading import pad_id, takes_token_types
-    from bertvision.pipelines.tasks.batch import collate
+    from bertvision.pipelines.tasks.windows import collate
 
     labels, padding = task.labels(windows), pad_id(None, model.config)
     order = np.argsort(-windows.n_tokens, kind="stable").astype(np.int64)
@@ -498,10 +498,10 @@ def _sensitivity(model: PreTrainedModel, task: Task, windows: Windows, gates: Te
 
     from bertvision.pipelines.encoders.loading import pad_id, takes_token_types
     from bertvision.pipelines.precision import device
-    from bertvision.pipelines.tasks.batch import collate
+    from bertvision.pipelines.tasks.windows import collate
 
     where, labels, padding = device(), task.labels(windows), pad_id(None, model.config)
-    found = torch.zeros(gates.shape, dtype=torch.float64)
+    sensitivity = torch.zeros(gates.shape, dtype=torch.float64)
     gates.requires_grad_(True)
     try:
         for row in range(len(windows)):
@@ -510,11 +510,11 @@ def _sensitivity(model: PreTrainedModel, task: Task, windows: Windows, gates: Te
                 token_types=takes_token_types(model),
             ).to(where)
             (moved,) = torch.autograd.grad(task.loss(model(**batch.inputs), batch), gates)
-            found += moved.abs()
+            sensitivity += moved.abs()
     finally:
         gates.requires_grad_(False)
-    norm: Tensor = found.norm(dim=1, keepdim=True)
-    return found / norm.clamp_min(torch.finfo(found.dtype).tiny)
+    norm: Tensor = sensitivity.norm(dim=1, keepdim=True)
+    return sensitivity / norm.clamp_min(torch.finfo(sensitivity.dtype).tiny)
 
 
 def _score(

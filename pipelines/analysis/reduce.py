@@ -53,7 +53,7 @@ def aligned_blocks(arrays: Sequence[da.Array], size: int | None = None) -> Block
         )
     tokens = arrays[0].chunks[0]
     if size is not None:
-        tokens = tuple(part for held in tokens for part in _even(held, size))
+        tokens = tuple(part for rows_of_group in tokens for part in _even(rows_of_group, size))
     chunks = {0: tokens, 1: -1, 2: -1}
     columns = [array.rechunk(chunks).to_delayed().ravel() for array in arrays]  # type: ignore[no-untyped-call]
     return list(zip(*columns, strict=True))
@@ -139,7 +139,8 @@ def chosen_blocks(
     order = np.argsort(rows[0], kind="stable")
     cuts = np.array_split(order, -(-len(order) // size))
     columns = [
-        _gather(array, [of[cut] for cut in cuts]) for array, of in zip(arrays, rows, strict=True)
+        _gather(array, [rows_of_array[cut] for cut in cuts])
+        for array, rows_of_array in zip(arrays, rows, strict=True)
     ]
     return list(zip(*columns, strict=True))
 
@@ -159,7 +160,7 @@ def hold(*blocks: Blocks) -> list[Blocks]:
 
     Call it inside `use_scheduler`.
     """
-    return [list(held) for held in dask_persist(*blocks)]  # type: ignore[no-untyped-call]
+    return [list(persisted) for persisted in dask_persist(*blocks)]  # type: ignore[no-untyped-call]
 
 
 def _gather(array: da.Array, cuts: Sequence[NDArray[np.int64]]) -> list[Delayed]:
@@ -168,10 +169,10 @@ def _gather(array: da.Array, cuts: Sequence[NDArray[np.int64]]) -> list[Delayed]
     starts = np.cumsum([0, *array.chunks[0]])
     blocks = []
     for rows in cuts:
-        held = np.searchsorted(starts, rows, side="right") - 1
+        block_of_row = np.searchsorted(starts, rows, side="right") - 1
         pieces, places = [], []
-        for chunk in np.unique(held).tolist():
-            of_chunk = np.flatnonzero(held == chunk)
+        for chunk in np.unique(block_of_row).tolist():
+            of_chunk = np.flatnonzero(block_of_row == chunk)
             pieces.append(delayed(_take)(chunks[chunk], rows[of_chunk] - starts[chunk]))
             places.append(of_chunk)
         blocks.append(delayed(_concatenate)(pieces, np.concatenate(places)))

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,10 +37,12 @@ from bertvision.pipelines.plotting import Chart, points
 from bertvision.pipelines.reading import StrPath, Tag, parse_tag, text_of
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.results.columns import Column
-from bertvision.pipelines.tasks.trees.conllu import ParsedSentence
 from bertvision.pipelines.uncertainty import percentiles, resampled_means
 from bertvision.pipelines.workspace.checks import check_snapshots
 from bertvision.pipelines.workspace.data import check_data, open_data
+
+if TYPE_CHECKING:
+    from bertvision.pipelines.tasks.treebank import ParsedSentence
 
 DIRECTIONS = ("dependent to head", "head to dependent")
 """Who looks at whom."""
@@ -155,29 +157,29 @@ class RelationsResult(AnalysisResult):
 
     def remarks(self) -> list[str]:
         """Remarks on the items that were left out."""
-        found = []
+        remarks = []
         if self.few:
             named = ", ".join(
                 f"{r} ({n})" for r, n in zip(self.few, self.few_examples, strict=True)
             )
-            found.append(f"Left out, with too few examples: {named}.")
+            remarks.append(f"Left out, with too few examples: {named}.")
         if self.n_cut:
-            found.append(f"Left out, longer than a window: {self.n_cut:,} sentences.")
-        return found
+            remarks.append(f"Left out, longer than a window: {self.n_cut:,} sentences.")
+        return remarks
 
     def charts(self) -> dict[str, Chart]:
         """Accuracy of the best head and offset by relation; and their difference, with interval."""
-        rows, of = self.shown(), "dependency relation"
+        rows, title = self.shown(), "dependency relation"
         both = {"best attention head": "accuracy", "best offset": "by_offset"}
         ahead, equal = {"difference": "ahead"}, {"no difference": 0.0}
         return {
-            "accuracy": points(rows, both, "accuracy (%)", name="relation", of_places=of),
+            "accuracy": points(rows, both, "accuracy (%)", name="relation", of_places=title),
             "ahead": points(
                 rows,
                 ahead,
                 "attention head less offset (points)",
                 name="relation",
-                of_places=of,
+                of_places=title,
                 levels=equal,
             ),
         }
@@ -208,21 +210,21 @@ def looked(sentence: ParsedSentence, offsets: npt.NDArray[np.int32], maps: Windo
         offsets: (tokens, 2) characters of its tokens.
         maps: of its window.
     """
-    from bertvision.pipelines.tasks.trees.treebank import words_of_tokens
+    from bertvision.pipelines.tasks.treebank import words_of_tokens
 
     return Looked(sentence, words_of_tokens(sentence.words, offsets), maps)
 
 
-def between_words(of: Looked) -> Array:
+def between_words(seen: Looked) -> Array:
     """Attention of words to other words, (layers, heads, words, words); a word to itself is −1."""
-    count = len(of.sentence.words)
-    pieces = np.zeros((len(of.words), count))
-    inside = of.words >= 0
-    pieces[inside, of.words[inside]] = 1
-    weights = of.maps.weights.double().cpu().numpy()
-    found: Array = (pieces / pieces.sum(axis=0).clip(1)).T @ (weights @ pieces)
-    found[..., np.arange(count), np.arange(count)] = -1
-    return found
+    count = len(seen.sentence.words)
+    pieces = np.zeros((len(seen.words), count))
+    inside = seen.words >= 0
+    pieces[inside, seen.words[inside]] = 1
+    weights = seen.maps.weights.double().cpu().numpy()
+    weights_of_words: Array = (pieces / pieces.sum(axis=0).clip(1)).T @ (weights @ pieces)
+    weights_of_words[..., np.arange(count), np.arange(count)] = -1
+    return weights_of_words
 
 
 def relations_of_maps(
@@ -249,25 +251,26 @@ def relations_of_maps(
     at_offset: dict[str, npt.NDArray[np.int64]] = {}
     seen: Counter[str] = Counter()
     n_chosen = 0
-    for of in chosen_on:
+    for counts in chosen_on:
         n_chosen += 1
-        attention = between_words(of)
+        attention = between_words(counts)
         most = attention.argmax(axis=-1)  # (layers, heads, words)
-        for word, head, relation in _arcs(of):
-            found = np.stack([most[..., word] == head, most[..., head] == word])
-            hits[relation] = hits.get(relation, 0) + found
+        for word, head, relation in _arcs(counts):
+            hits_of_word = np.stack([most[..., word] == head, most[..., head] == word])
+            hits[relation] = hits.get(relation, 0) + hits_of_word
             seen[relation] += 1
             right = np.array([word + o == head for o in OFFSETS], np.int64)
             at_offset[relation] = at_offset.get(relation, 0) + right
     best = {
-        r: tuple(int(k) for k in np.unravel_index(of.argmax(), of.shape)) for r, of in hits.items()
+        r: tuple(int(k) for k in np.unravel_index(counts.argmax(), counts.shape))
+        for r, counts in hits.items()
     }
-    offset = {r: OFFSETS[int(of.argmax())] for r, of in at_offset.items()}
+    offset = {r: OFFSETS[int(counts.argmax())] for r, counts in at_offset.items()}
     scored: dict[str, list[tuple[int, bool, bool]]] = {}
     sentences = 0
-    for of in scored_on:
-        most = between_words(of).argmax(axis=-1)
-        for word, head, relation in _arcs(of):
+    for counts in scored_on:
+        most = between_words(counts).argmax(axis=-1)
+        for word, head, relation in _arcs(counts):
             if relation in best:
                 direction, layer, at = best[relation]
                 looks, target = (word, head) if direction == 0 else (head, word)
@@ -276,7 +279,7 @@ def relations_of_maps(
                 scored.setdefault(relation, []).append((sentences, followed, by_offset))
         sentences += 1
     enough = sorted(
-        (r for r, of in scored.items() if min(len(of), seen[r]) >= FEWEST),
+        (r for r, counts in scored.items() if min(len(counts), seen[r]) >= FEWEST),
         key=lambda r: -len(scored[r]),
     )
     few = {r: seen[r] + len(scored.get(r, ())) for r in seen if r not in enough}
@@ -308,13 +311,13 @@ def relations_of_maps(
     )
 
 
-def _arcs(of: Looked) -> Sequence[tuple[int, int, str]]:
+def _arcs(seen: Looked) -> Sequence[tuple[int, int, str]]:
     """Word, head and relation of every arc between two words, without sub-types (``nmod:poss``).
 
     A word that the tokenizer makes no token of looks at nothing: its arcs are left out.
     """
-    there = set(of.words.tolist())
-    arcs = enumerate(zip(of.sentence.heads, of.sentence.relations, strict=True))
+    there = set(seen.words.tolist())
+    arcs = enumerate(zip(seen.sentence.heads, seen.sentence.relations, strict=True))
     return [
         (word, head - 1, relation.partition(":")[0])
         for word, (head, relation) in arcs
@@ -323,10 +326,10 @@ def _arcs(of: Looked) -> Sequence[tuple[int, int, str]]:
 
 
 def _scored(
-    found: Sequence[tuple[int, bool, bool]], sentences: int, random: np.random.Generator
+    hits: Sequence[tuple[int, bool, bool]], sentences: int, random: np.random.Generator
 ) -> tuple[float, float, float, float]:
     """Accuracy of the head and of the offset, and the interval of their difference."""
-    which, followed, by_offset = (np.array(column) for column in zip(*found, strict=True))
+    which, followed, by_offset = (np.array(column) for column in zip(*hits, strict=True))
     total = np.bincount(which, minlength=sentences)
     ahead = np.bincount(which, followed.astype(float) - by_offset, minlength=sentences)
     low, high = percentiles(resampled_means(ahead, total, _RESAMPLES, random))
@@ -372,7 +375,7 @@ def relations(
     request.names = [split]
 
     def measure() -> RelationsResult:
-        from bertvision.pipelines.tasks.trees.treebank import is_cut
+        from bertvision.pipelines.tasks.treebank import is_cut
         from bertvision.pipelines.workspace.snapshots import load_snapshot_tokenizer
 
         tokenizer = load_snapshot_tokenizer(folder)

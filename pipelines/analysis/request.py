@@ -93,11 +93,11 @@ def encoding_notes(kind: str, keeps: Keeps, splits: Iterable[ActivationSplit]) -
                     "may be less exact than others; --encoding bfloat16 or float32 keeps them"
                 )
     for encoding, names in named.items():
-        kept: Kept = getattr(keeps, encoding)
-        if kept == "values" or (kept == "unmeasured" and encoding == "int8"):
+        support: Kept = keeps.get(encoding, "unmeasured")
+        if support == "values" or (support == "unmeasured" and encoding == "int8"):
             continue  # int8 within its promise is off by 2 % of a deviation at most
         splits_are = f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'}"
-        sentence = _SENTENCES[kept].format(splits=splits_are, encoding=encoding, kind=kind)
+        sentence = _SENTENCES[support].format(splits=splits_are, encoding=encoding, kind=kind)
         notes.append(f"{sentence}.")
     return notes
 

@@ -95,7 +95,7 @@ def described(result: Any) -> dict[str, _FieldOfResult]:
     Raises:
         TypeError: an array has no axes.
     """
-    found = {}
+    axes_of_field = {}
     hints = get_type_hints(result, include_extras=True)
     for field in fields(result):
         hint = hints[field.name]
@@ -104,8 +104,8 @@ def described(result: Any) -> dict[str, _FieldOfResult]:
         is_array = get_origin(bare) is np.ndarray
         if is_array and not axes:
             raise TypeError(f"{result.__name__}.{field.name} is an array: name its Axes")
-        found[field.name] = _FieldOfResult(hint, axes, is_array)
-    return found
+        axes_of_field[field.name] = _FieldOfResult(hint, axes, is_array)
+    return axes_of_field
 
 
 @cache
@@ -117,8 +117,8 @@ def values_model(result: Any) -> type[BaseModel]:
     """
     defaults = {f.name: ... if f.default is MISSING else f.default for f in fields(result)}
     declared: dict[str, Any] = {
-        name: (_nested(len(of.axes)) if of.is_array else of.hint, defaults[name])
-        for name, of in described(result).items()
+        name: (_nested(len(axes.axes)) if axes.is_array else axes.hint, defaults[name])
+        for name, axes in described(result).items()
     }
     return create_model(result.__name__, __base__=Record, **declared)
 
@@ -136,19 +136,19 @@ def read_fields(result: Any, values: BaseModel) -> dict[str, Any]:
         ValueError: an axis is not as long as it should be; names the field and both lengths.
     """
     lengths: dict[str, int] = {}
-    for name, of in described(result).items():
+    for name, axes in described(result).items():
         own = getattr(values, name)
-        if not of.axes and isinstance(own, tuple):
+        if not axes.axes and isinstance(own, tuple):
             lengths[name] = len(own)
     read = {}
-    for name, of in described(result).items():
+    for name, axes in described(result).items():
         value = getattr(values, name)
-        for axis, length in zip(of.axes, _lengths(value, len(of.axes)), strict=True):
-            for found in length:
-                if found != lengths.setdefault(axis, found):
-                    raise ValueError(f"{name} has {found} values where {lengths[axis]} belong")
-        shape = [lengths.get(axis, 0) for axis in of.axes]
-        read[name] = np.array(value, np.float64).reshape(shape) if of.is_array else value
+        for axis, length in zip(axes.axes, _lengths(value, len(axes.axes)), strict=True):
+            for count in length:
+                if count != lengths.setdefault(axis, count):
+                    raise ValueError(f"{name} has {count} values where {lengths[axis]} belong")
+        shape = [lengths.get(axis, 0) for axis in axes.axes]
+        read[name] = np.array(value, np.float64).reshape(shape) if axes.is_array else value
     return read
 
 
@@ -179,16 +179,8 @@ Kept = Literal["values", "course", "unmeasured"]
 10 %, so that it is the same where the statistic rises and falls."""
 
 
-class Keeps(NamedTuple):
-    """Accuracy of an analysis on tokens, by encoding.
-
-    Attributes:
-        int8: In int8 stores.
-        int4: In int4 stores.
-    """
-
-    int8: Kept = "unmeasured"
-    int4: Kept = "unmeasured"
+Keeps = Mapping[str, Kept]
+"""Accuracy of an analysis on tokens by lossy encoding; ``unmeasured`` where it is missing."""
 
 
 class AnalysisResult(Plotted):
@@ -208,8 +200,7 @@ class AnalysisResult(Plotted):
     """How its columns are to be read: below the table, and above the section of the report."""
     seen: ClassVar[str]
     """Sentence on what its figure shows."""
-    keeps: ClassVar[Keeps] = Keeps()
-    """Its accuracy on what int8 and int4 stores hold; float encodings keep all."""
+    keeps: ClassVar[Keeps] = {}
     noted: ClassVar[tuple[str, ...]] = ()
     """Sentences on the encodings of the splits that were read, where they change what is told."""
 
@@ -321,8 +312,8 @@ class AnalysisResult(Plotted):
             ValueError: they are not the fields of such a result; names the first that is wrong.
         """
         text = json.dumps(values, allow_nan=False)
-        found: Self = TypeAdapter(cls).validate_json(text, strict=True)
-        return found
+        result: Self = TypeAdapter(cls).validate_json(text, strict=True)
+        return result
 
     @classmethod
     def __get_pydantic_core_schema__(
@@ -542,5 +533,7 @@ def read_analyses(
         left_out: see `read_current`.
     """
     files = (workspace.root / FOLDER).glob(f"{result.kind}-*.json")
-    found = read_current(workspace, files, lambda path: read_analysis(path, result), left_out)
-    return {path.relative_to(workspace.root).as_posix(): of for path, of in found.items()}
+    results = read_current(workspace, files, lambda path: read_analysis(path, result), left_out)
+    return {
+        path.relative_to(workspace.root).as_posix(): analysis for path, analysis in results.items()
+    }

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,7 +67,7 @@ class RsaResult(AnalysisResult):
     """
 
     kind = "rsa"
-    keeps = Keeps("values", "course")
+    keeps: ClassVar[Keeps] = {"int8": "values", "int4": "course"}
     heading = "RSA: how tokens lie to each other"
     caption = "RSA: how alike the cosines between tokens are in the same layer of two snapshots"
     reading = (
@@ -99,15 +99,17 @@ class RsaResult(AnalysisResult):
 
     def title(self) -> str:
         """One line that says what was measured on how much."""
-        of = ", ".join(
-            f"{n:,} of {held:,} tokens of {split}"
-            for split, n, held in zip(self.splits, self.n_tokens, self.n_available, strict=True)
+        counts = ", ".join(
+            f"{n:,} of {available:,} tokens of {split}"
+            for split, n, available in zip(
+                self.splits, self.n_tokens, self.n_available, strict=True
+            )
         )
-        return f"RSA, {self.x} × {self.y}, {self.repeats} × {of}"
+        return f"RSA, {self.x} × {self.y}, {self.repeats} × {counts}"
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each split and pair of layers: means and deviations over repeats."""
-        found = []
+        rows = []
         for k, split in enumerate(self.splits):
             whole = self.n_tokens[k] == self.n_available[k]
             statistics = {}
@@ -115,7 +117,7 @@ class RsaResult(AnalysisResult):
                 sd = np.full(values.shape[1:], np.nan) if whole else _sd(values)
                 statistics[name] = to_json(values.mean(axis=0))
                 statistics[f"{name}_sd"] = to_json(sd)
-            found += [
+            rows += [
                 {
                     "x": self.x,
                     "y": self.y,
@@ -127,7 +129,7 @@ class RsaResult(AnalysisResult):
                 for i, layer_x in enumerate(self.layers_x)
                 for j, layer_y in enumerate(self.layers_y)
             ]
-        return found
+        return rows
 
     def same_layers(self) -> list[dict[str, Any]]:
         """The rows of a layer beside the layer of the same number."""
@@ -148,17 +150,17 @@ class RsaResult(AnalysisResult):
 
     def remarks(self) -> list[str]:
         """Names the splits of which there is one sample alone."""
-        held = zip(self.splits, self.n_tokens, self.n_available, strict=True)
-        whole = [split for split, n, available in held if n == available]
+        counts = zip(self.splits, self.n_tokens, self.n_available, strict=True)
+        whole = [split for split, n, available in counts if n == available]
         one = f"All tokens of {', '.join(whole)} entered: there is one sample of them."
         return [one] if whole else []
 
     def charts(self) -> dict[str, Chart]:
         """Both variants of the layers of the same number, then a heat map for each split."""
-        found: dict[str, Chart] = {}
+        charts: dict[str, Chart] = {}
         if rows := self.same_layers():
             for key, label in (("rsa", "RSA"), ("by_token", "RSA by token")):
-                found[key] = curves(
+                charts[key] = curves(
                     [row | {"pair": f"{self.x} and {self.y}"} for row in rows],
                     key,
                     f"{label} of the same layer (correlation)",
@@ -170,10 +172,10 @@ class RsaResult(AnalysisResult):
         for split, values in zip(self.splits, self.of_pairs, strict=True):
             mean = values.mean(axis=0)
             title, signed = f"RSA on {split} (correlation)", bool((mean < 0).any())
-            found[f"map_{split}"] = HeatMap(
+            charts[f"map_{split}"] = HeatMap(
                 *axes, title, mean, signed=signed, title=split, missing="layer does not vary"
             )
-        return found
+        return charts
 
 
 class Paired(NamedTuple):
@@ -233,17 +235,17 @@ def rsa_of_arrays(
             samples = _samples(name, len(split.rows_x), n_tokens, repeats, seed)
             arrays = (split.x,) if split.x is split.y else (split.x, split.y)
             depths = [array.shape[1] for array in arrays]
-            found = []
+            drawn = []
             for sample in samples:
                 rows = (split.rows_x[sample], split.rows_y[sample])
-                found.append(
+                drawn.append(
                     cosine_correlations(gathered_blocks(arrays, rows[: len(arrays)]), depths)
                 )
-            found = found * repeats if len(found) < repeats else found
-            of_pairs.append([correlations.of_pairs for correlations in found])
-            of_tokens.append([correlations.of_tokens for correlations in found])
+            drawn = drawn * repeats if len(drawn) < repeats else drawn
+            of_pairs.append([correlations.of_pairs for correlations in drawn])
+            of_tokens.append([correlations.of_tokens for correlations in drawn])
     first = next(iter(splits.values()))
-    held = tuple(len(split.rows_x) for split in splits.values())
+    sizes = tuple(len(split.rows_x) for split in splits.values())
     return RsaResult(
         of_pairs=np.array(of_pairs),
         of_tokens=np.array(of_tokens),
@@ -252,8 +254,8 @@ def rsa_of_arrays(
         splits=tuple(splits),
         layers_x=tuple(range(first.x.shape[1]) if layers_x is None else layers_x),
         layers_y=tuple(range(first.y.shape[1]) if layers_y is None else layers_y),
-        n_tokens=tuple(min(n_tokens, n) for n in held),
-        n_available=held,
+        n_tokens=tuple(min(n_tokens, n) for n in sizes),
+        n_available=sizes,
         seed=seed,
     )
 

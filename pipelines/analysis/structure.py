@@ -23,10 +23,10 @@ from bertvision.pipelines.progress import progress
 from bertvision.pipelines.reading import Tags, parse_tags, path_of
 from bertvision.pipelines.readouts.options import (
     BASELINES,
-    METRICS,
+    SYNTAX_METRICS,
     Baseline,
-    Metric,
     StructureOptions,
+    SyntaxMetric,
     treebank_splits,
 )
 from bertvision.pipelines.records import Count
@@ -106,14 +106,14 @@ class StructureResult(AnalysisResult):
 
     tags: Labels
     layers: Numbers
-    metrics: Annotated[tuple[Metric, ...], Field(min_length=1)]
+    metrics: Annotated[tuple[SyntaxMetric, ...], Field(min_length=1)]
     value: Scores
     low: Scores
     high: Scores
     sd: Scores
     baselines: tuple[Baseline, ...]
     baseline: Annotated[Floats, Axes.of("baselines", "metrics")]
-    tasks: tuple[Metric, ...]
+    tasks: tuple[SyntaxMetric, ...]
     upto: BySeed
     weights: BySeed
     parts: Labels
@@ -129,10 +129,10 @@ class StructureResult(AnalysisResult):
 
     def title(self) -> str:
         """One line that says what was measured on how much."""
-        held = ", ".join(
+        counts = ", ".join(
             f"{n:,} {name}" for name, n in zip(self.parts, self.sentences, strict=True)
         )
-        return f"Structure, {', '.join(self.tags)}, sentences: {held}"
+        return f"Structure, {', '.join(self.tags)}, sentences: {counts}"
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each snapshot and layer, then one for each baseline, without a layer."""
@@ -218,18 +218,21 @@ class StructureResult(AnalysisResult):
 
     def charts(self) -> dict[str, Chart]:
         """A line for each snapshot with intervals over sentences, and level baselines."""
-        rows, found = self.rows(), dict[str, Chart]()
+        rows, charts = self.rows(), dict[str, Chart]()
         for m, metric in enumerate(self.metrics):
             unit = "%" if metric in PERCENT else "correlation"
-            levels = {LABELS[b]: of[m] for b, of in zip(self.baselines, self.baseline, strict=True)}
+            levels = {
+                LABELS[b]: values[m]
+                for b, values in zip(self.baselines, self.baseline, strict=True)
+            }
             label = f"{LABELS[metric]} ({unit})"
-            found[metric] = curves(
+            charts[metric] = curves(
                 rows, metric, label, by=["system"], levels=levels, title=LABELS[metric]
             )
         for task in self.tasks:
             label = f"{LABELS[task]}, mix of the layers up to it (%)"
-            found[f"{task}_upto"] = curves(rows, f"{task}_upto", label, by=["system"])
-        return found
+            charts[f"{task}_upto"] = curves(rows, f"{task}_upto", label, by=["system"])
+        return charts
 
     def _layers_of(self, t: int, k: int) -> str:
         """The layers that a task's edge probes look at."""
@@ -337,8 +340,8 @@ def _measured(splits: Sequence[ActivationSplit], options: StructureOptions) -> S
     name = f"structure of {splits[0].tag}"
     seeds = range(options.seed, options.seed + options.seeds)
     with progress(options.seeds * options.epochs, name, "epoch") as bar:
-        found = [measure(parts, options, seed, bar.update) for seed in seeds]
-    return result_of(str(splits[0].tag), parts, found, options)
+        measured = [measure(parts, options, seed, bar.update) for seed in seeds]
+    return result_of(str(splits[0].tag), parts, measured, options)
 
 
 def result_of(
@@ -359,11 +362,11 @@ def result_of(
     alone, upto = [], []
     for measured in by_seed:
         scores = {m: scale(m) * score(scored) for m, scored in measured.scored.items()}
-        alone.append([scores[metric][:layers] for metric in METRICS])
+        alone.append([scores[metric][:layers] for metric in SYNTAX_METRICS])
         # the mix of the first layer alone is that layer's own probe
         upto.append([np.append(scores[t][:1], scores[t][layers:]) for t in EDGE_PROBES])
     each = np.array(alone)
-    means = {m: _mean([measured.scored[m] for measured in by_seed]) for m in METRICS}
+    means = {m: _mean([measured.scored[m] for measured in by_seed]) for m in SYNTAX_METRICS}
     ends = np.array(
         [scale(m) * interval(mean, options.resamples)[:layers] for m, mean in means.items()]
     )
@@ -373,7 +376,7 @@ def result_of(
     return StructureResult(
         tags=(tag,),
         layers=parts.scored.layers,
-        metrics=METRICS,
+        metrics=SYNTAX_METRICS,
         value=each.mean(axis=0)[None],
         low=ends[None, :, :, 0],
         high=ends[None, :, :, 1],
@@ -396,7 +399,7 @@ def result_of(
     )
 
 
-def scale(metric: Metric) -> float:
+def scale(metric: SyntaxMetric) -> float:
     """The factor that a metric is shown by."""
     return 100.0 if metric in PERCENT else 1.0
 
@@ -408,7 +411,10 @@ def _baselines(parts: Parts, seed: int) -> Floats:
 
     scored = tree_baselines(parts.scored, seed) | {"majority": majority(parts.train, parts.scored)}
     values = [
-        [scale(m) * score(scored[b][m]).mean() if m in scored[b] else np.nan for m in METRICS]
+        [
+            scale(m) * score(scored[b][m]).mean() if m in scored[b] else np.nan
+            for m in SYNTAX_METRICS
+        ]
         for b in BASELINES
     ]
     return np.array(values, np.float64)

@@ -178,15 +178,15 @@ def _groups(
 
 def _surroundings(ids: NDArray[np.integer[Any]], window: Rows, rows: Rows) -> NDArray[np.uint64]:
     """(rows,) a number that is the same where a token and those around it are."""
-    found = np.zeros(len(rows), np.uint64)
+    hashes = np.zeros(len(rows), np.uint64)
     for step in range(-SURROUNDINGS, SURROUNDINGS + 1):
         at = (rows + step).clip(0, len(ids) - 1)
         inside = (rows + step == at) & (window[at] == window[rows])
         id_ = np.where(inside, ids[at].astype(np.int64) + 1, 0).astype(np.uint64)
-        found = (
-            found * np.uint64(0x9E3779B97F4A7C15) + id_
+        hashes = (
+            hashes * np.uint64(0x9E3779B97F4A7C15) + id_
         )  # wraps around; odd, so it loses nothing
-    return found
+    return hashes
 
 
 def sample_windows(special: NDArray[np.bool_], lengths: Rows, most: int, seed: int) -> list[Rows]:
@@ -199,18 +199,18 @@ def sample_windows(special: NDArray[np.bool_], lengths: Rows, most: int, seed: i
         seed: of the sample.
     """
     ends = np.cumsum(lengths)
-    found: list[Rows] = []
+    samples: list[Rows] = []
     left = most
     for k in np.random.default_rng(seed).permutation(len(lengths)).tolist():
         rows = np.arange(ends[k] - lengths[k], ends[k])
         rows = rows[~special[rows]]
         if len(rows) < 2:
             continue
-        if len(rows) > left and found:
+        if len(rows) > left and samples:
             break
-        found.append(rows)
+        samples.append(rows)
         left -= len(rows)
-    return found
+    return samples
 
 
 def sample_positions(lengths: Rows, positions: Sequence[int], most: int, seed: int) -> list[Rows]:

@@ -14,14 +14,17 @@ from torch import Tensor
 
 from bertvision.errors import InputError
 from bertvision.featurestore.split import ActivationSplit
-from bertvision.pipelines.audit.diagnosis import Case, Cause, diagnose, wrong_layer
 from bertvision.pipelines.audit.distance import (
+    Case,
+    Cause,
     Deviation,
     Drift,
     Yardstick,
     allowed,
+    diagnose,
     distances,
     encoded_again,
+    wrong_layer,
     yardstick,
 )
 from bertvision.pipelines.audit.reference import Ids, Reference
@@ -108,8 +111,8 @@ class Audit(NamedTuple):
     def to_json(self) -> dict[str, Any]:
         """Values by name."""
         return self._asdict() | {
-            "findings": [found._asdict() for found in self.findings],
-            "deviations": [found._asdict() for found in self.deviations],
+            "findings": [finding._asdict() for finding in self.findings],
+            "deviations": [finding._asdict() for finding in self.deviations],
         }
 
 
@@ -173,19 +176,21 @@ class _Comparison:
         table = split.table()
         named = table.column_names == ["id"] and len(table) == len(split)
         self._ids = table["id"].to_pylist() if named else None
-        kept = split.record.provenance.get("tokens", "all") == "all"
-        self._tokens_kept = kept and "input_ids" in split.record.arrays
+        is_whole = split.record.provenance.get("tokens", "all") == "all"
+        self._tokens_kept = is_whole and "input_ids" in split.record.arrays
         self._stored_ids = split.array("input_ids") if self._tokens_kept else None
 
     def _states(self, examples: Sequence[int]) -> list[Tensor]:
         """All hidden states of examples, as they should be."""
-        of = self._reference
-        return of.states([of.ids[i] for i in examples], [of.types[i] for i in examples])
+        reference = self._reference
+        return reference.states(
+            [reference.ids[i] for i in examples], [reference.types[i] for i in examples]
+        )
 
     def look(self, examples: Sequence[int]) -> list[Finding]:
         """Findings on some examples."""
         pairs = zip(examples, self._states(examples), strict=True)
-        return [found for pair in pairs if (found := self._look(*pair)) is not None]
+        return [finding for pair in pairs if (finding := self._look(*pair)) is not None]
 
     def _look(self, example: int, computed: Tensor) -> Finding | None:
         """Finding on an example; None where nothing is wrong."""
@@ -232,24 +237,24 @@ class _Comparison:
 
     def _completed(self, example: int) -> list[tuple[str, str, Tensor]]:
         """The example with the special tokens that its ids may lack, without these."""
-        ids, of = self._reference.ids[example], self._reference
-        before, after = len(of.prefix), len(of.suffix)
+        ids, reference = self._reference.ids[example], self._reference
+        before, after = len(reference.prefix), len(reference.suffix)
         words = "its states are those of a text with {}, which {} not among its tokens"
         tries: list[tuple[str, str, Ids, int]] = []
-        if before and not np.array_equal(ids[:before], of.prefix):
-            tries.append(("prefix", "a prefix", np.concatenate([of.prefix, ids]), before))
-            if after and not np.array_equal(ids[-after:], of.suffix):
-                both = np.concatenate([of.prefix, ids, of.suffix])
+        if before and not np.array_equal(ids[:before], reference.prefix):
+            tries.append(("prefix", "a prefix", np.concatenate([reference.prefix, ids]), before))
+            if after and not np.array_equal(ids[-after:], reference.suffix):
+                both = np.concatenate([reference.prefix, ids, reference.suffix])
                 tries.append(("prefix", "a prefix and an end", both, before))
-        if after and not np.array_equal(ids[-after:], of.suffix):
-            tries.append(("truncated", "an end", np.concatenate([ids, of.suffix]), 0))
-        if before and np.array_equal(ids[:before], of.prefix):
+        if after and not np.array_equal(ids[-after:], reference.suffix):
+            tries.append(("truncated", "an end", np.concatenate([ids, reference.suffix]), 0))
+        if before and np.array_equal(ids[:before], reference.prefix):
             tries.append(("prefix", "", ids[before:], -before))
-        found = []
+        completed = []
         for kind, what, whole, first in tries:
-            if not 0 < len(whole) <= of.longest:
+            if not 0 < len(whole) <= reference.longest:
                 continue
-            (states,) = of.states([whole])
+            (states,) = reference.states([whole])
             states = states[:, self._layers]
             if first < 0:  # it was computed without a prefix, that it has rows of all the same
                 blank = states[:1].expand(-first, -1, -1)
@@ -257,14 +262,14 @@ class _Comparison:
             else:
                 states = states[first : first + len(ids)]
                 text = words.format(what, "are" if "and" in what else "is")
-            found.append((kind, text, states))
-        return found
+            completed.append((kind, text, states))
+        return completed
 
     def _others(self, example: int, tokens: int) -> Iterator[tuple[str, Tensor]]:
         """Other examples of so many tokens: the nearest in the split."""
         alike = np.arange(len(self._split))
         if self._tokens_kept:
-            alike = np.flatnonzero([len(of) == tokens for of in self._reference.ids])
+            alike = np.flatnonzero([len(ids) == tokens for ids in self._reference.ids])
         alike = alike[alike != example]
         near = alike[np.argsort(np.abs(alike - example), kind="stable")][:_OTHERS].tolist()
         for begin in range(0, len(near), _AT_ONCE):
@@ -277,7 +282,11 @@ def _without_prefix(reference: Reference, chosen: Sequence[int]) -> list[str]:
     """Tokens that do not begin as the tokenizer begins every text."""
     n = len(reference.prefix)
     ids = (reference.ids[example] for example in chosen)
-    bare = sum(not np.array_equal(of[:n], reference.prefix) for of in ids) if n else 0
+    bare = (
+        sum(not np.array_equal(example_ids[:n], reference.prefix) for example_ids in ids)
+        if n
+        else 0
+    )
     if not bare:
         return []
     return [

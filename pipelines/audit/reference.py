@@ -28,8 +28,7 @@ from bertvision.pipelines.encoders.loading import (
 from bertvision.pipelines.encoders.weights import weights_digest
 from bertvision.pipelines.extraction.job import load_encoder
 from bertvision.pipelines.precision import resolve_precision
-from bertvision.pipelines.tasks.special_tokens import Template
-from bertvision.pipelines.tasks.windows import Windows
+from bertvision.pipelines.tasks.windows import Template, Windows
 from bertvision.pipelines.workspace.reproduce import not_extracted, stored_options
 from bertvision.pipelines.workspace.workspace import Workspace
 
@@ -78,16 +77,17 @@ class Reference:
         Raises:
             InputError: a window is longer than the encoder takes.
         """
-        windows = _windows(ids, types or [np.zeros(len(of), np.int32) for of in ids])
-        if (found := int(windows.n_tokens.max())) > self.longest:
+        windows = _windows(ids, types or [np.zeros(len(example), np.int32) for example in ids])
+        if (longest := int(windows.n_tokens.max())) > self.longest:
             raise InputError(
-                f"an example has {counted(found, 'token')}, and the encoder takes {self.longest:,}"
+                f"an example has {counted(longest, 'token')}, and the encoder takes "
+                f"{self.longest:,}"
             )
-        kept = self.source.kept(self.source.tokens[0], windows.n_tokens).tolist()
+        counts = self.source.kept(self.source.tokens[0], windows.n_tokens).tolist()
         states: list[Tensor] = []
         for batch in self.source.batches(windows.n_tokens):
             (found_states,) = self.source(windows, np.arange(batch.start, batch.stop))
-            states += [part.cpu().clone() for part in found_states.split(kept[batch])]
+            states += [part.cpu().clone() for part in found_states.split(counts[batch])]
         return states
 
 
@@ -104,7 +104,7 @@ def of_workspace(space: Workspace, split: ActivationSplit) -> Reference:
         reason = not_extracted(split) or f"{split.name} was shuffled"
         raise InputError(f"{reason}: name the encoder that it is of with --model")
     options = stored_options(split)
-    (name,), (kept,) = options.splits or (), options.tokens or ()
+    (name,), (tokens,) = options.splits or (), options.tokens or ()
     data = space.dataset(options.dataset)
     if name not in data.splits:
         raise UnknownNameError(f"the data have no {name}: they have {', '.join(data.splits)}")
@@ -125,7 +125,7 @@ def of_workspace(space: Workspace, split: ActivationSplit) -> Reference:
     encoder = cast(Encoder, loaded.source)
     return Reference(
         source=encoder,
-        layers=[loaded.layers[kept].index(layer) for layer in split.record.layers],
+        layers=[loaded.layers[tokens].index(layer) for layer in split.record.layers],
         ids=[windows.input_ids[span] for span in spans],
         types=[windows.token_type_ids[span].astype(np.int32) for span in spans],
         tolerance=EXACT if made_from.get("precision") == "32" else ROUGH,
@@ -200,13 +200,13 @@ def _hidden_states(
             f"the layers of {split.name} are called {', '.join(split.layer_names)}: say with "
             "--layers which hidden state each of them is, such as 2,18,33"
         )
-    found = [layer + depth + 1 if layer < 0 else layer for layer in layers or stored]
-    if len(found) != len(stored) or not all(0 <= layer <= depth for layer in found):
+    places = [layer + depth + 1 if layer < 0 else layer for layer in layers or stored]
+    if len(places) != len(stored) or not all(0 <= layer <= depth for layer in places):
         raise InputError(
             f"layers {', '.join(map(str, layers or stored))}: {split.name} has "
             f"{counted(len(stored), 'layer')}, the encoder hidden states 0 to {depth}"
         )
-    return found
+    return places
 
 
 def _ends(tokenizer: Any) -> dict[str, Ids]:
@@ -220,7 +220,7 @@ def _windows(ids: Sequence[Ids], types: Sequence[Ids]) -> Windows:
         input_ids=joined,
         token_type_ids=np.concatenate(types).astype(np.uint8),
         offset_mapping=np.zeros((len(joined), 2), np.int32),
-        n_tokens=np.array([len(of) for of in ids], np.int32),
+        n_tokens=np.array([len(example) for example in ids], np.int32),
         item_index=np.arange(len(ids), dtype=np.int32),
         labels={},
     )

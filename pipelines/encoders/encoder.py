@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from bertvision.pipelines.encoders.families import position_offset
 from bertvision.pipelines.encoders.forward import PackedForward, PaddedForward, can_pack
-from bertvision.pipelines.encoders.loading import embedded_words, position_offset
+from bertvision.pipelines.encoders.kept_states import KeptStates, kept_tokens
+from bertvision.pipelines.encoders.loading import embedded_words
 from bertvision.pipelines.encoders.padding_trial import (
     BATCHINGS,
     PACKED,
@@ -30,9 +32,8 @@ from bertvision.pipelines.encoders.padding_trial import (
     trial_rows,
     trial_windows,
 )
-from bertvision.pipelines.encoders.poolings import KeptStates, kept_tokens
+from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.precision import Precision, autocast, device
-from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.tasks.windows import Windows
 
 
@@ -99,7 +100,9 @@ class Encoder:
         self.tokens: tuple[TokenPooling, ...] = tuple(layers)
         self._precision = precision
         self._kept = KeptStates(layers, int(model.config.hidden_size), self.device)
-        wanted = sorted({layer for of in layers.values() for layer in of})
+        wanted = sorted(
+            {layer for layers_of_pooling in layers.values() for layer in layers_of_pooling}
+        )
         self._forward: PackedForward | PaddedForward = (
             PackedForward(self.model, wanted, precision, sites)
             if can_pack(self.model) and not alone

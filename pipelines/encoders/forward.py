@@ -25,14 +25,14 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from bertvision.errors import BertvisionError, InputError
-from bertvision.pipelines.encoders.loading import pad_id, position_offset, takes_token_types
+from bertvision.pipelines.encoders.families import FAMILIES, position_offset
+from bertvision.pipelines.encoders.kept_states import KeptStates
+from bertvision.pipelines.encoders.loading import pad_id, takes_token_types
 from bertvision.pipelines.encoders.padding_trial import SIMILAR, Batching
-from bertvision.pipelines.encoders.poolings import KeptStates
 from bertvision.pipelines.encoders.sites.names import Site, sites_of
 from bertvision.pipelines.encoders.sites.taps import Taps
 from bertvision.pipelines.precision import Precision
-from bertvision.pipelines.tasks.batch import collate
-from bertvision.pipelines.tasks.windows import Windows
+from bertvision.pipelines.tasks.windows import Windows, collate
 
 PACKED_ATTENTION = "sdpa-packed"
 """Name of the attention below in transformers' registry, and in the provenance of a split."""
@@ -125,17 +125,6 @@ AttentionInterface.register(PACKED_ATTENTION, packed_attention)
 AttentionMaskInterface.register(PACKED_ATTENTION, lambda *args, **kwargs: None)
 
 
-_STACKS = {
-    "bert": "encoder",
-    "roberta": "encoder",
-    "xlm-roberta": "encoder",
-    "electra": "encoder",
-    "distilbert": "transformer",
-}
-"""Families whose hidden states on this path were compared with their own forward pass, and the
-module that holds their layers, as its ``layer``."""
-
-
 class PackedForward:
     """Computes hidden states of windows that lie one after another.
 
@@ -168,8 +157,10 @@ class PackedForward:
             for module in model.modules():
                 if isinstance(module, nn.Linear):
                     module.to(torch.bfloat16)
-        stack: Any = model.get_submodule(_STACKS[model.config.model_type])
-        depth = len(stack.layer)
+        path, _, name = FAMILIES[model.config.model_type].blocks.rpartition(".")
+        stack = model.get_submodule(path)
+        layers: Any = getattr(stack, name)
+        depth = len(layers)
         self._pooler_index = depth + 1
         sources = _hidden_states(model, depth)
         if sites:
@@ -183,7 +174,7 @@ class PackedForward:
         if pooler is not None:
             model.register_module("pooler", None)
         if len(seen) == len(wanted):  # or the pooler's is wanted, behind all of them
-            stack.layer = stack.layer[: 1 + max(site.block for site in seen.values())]
+            setattr(stack, name, layers[: 1 + max(site.block for site in seen.values())])
         self._offset = position_offset(model)
         self._token_types = takes_token_types(model)
 
@@ -229,10 +220,10 @@ def _hidden_states(model: PreTrainedModel, depth: int) -> list[Site]:
     """Where the hidden states are seen, from the embedding output on."""
     # ELECTRA widens its embeddings to the hidden size: that is what its first layer reads
     embeddings = "embeddings_project" if hasattr(model, "embeddings_project") else "embeddings"
-    layer = f"{_STACKS[model.config.model_type]}.layer"
+    blocks = FAMILIES[model.config.model_type].blocks
     return [
         Site(-1, embeddings, "gives"),
-        *(Site(i, f"{layer}.{i}", "gives") for i in range(depth)),
+        *(Site(i, f"{blocks}.{i}", "gives") for i in range(depth)),
     ]
 
 
@@ -252,8 +243,10 @@ def _counted(
 
 
 def can_pack(model: PreTrainedModel) -> bool:
-    """Whether windows can be packed for an encoder: of a compared family, attending both ways."""
-    return model.config.model_type in _STACKS and not getattr(model.config, "is_decoder", False)
+    """Whether windows can be packed for an encoder: of a family that packs, attending both ways."""
+    family = FAMILIES.get(model.config.model_type)
+    decodes = getattr(model.config, "is_decoder", False)
+    return family is not None and family.packs and not decodes
 
 
 _GROUP_TOKENS = BatchTokens(cpu=1024, accelerator=8192)

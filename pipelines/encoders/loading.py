@@ -26,6 +26,7 @@ from transformers.utils import logging as transformers_logging
 from bertvision.errors import InputError, counted
 from bertvision.models.outputs import without_autocast
 from bertvision.pipelines.encoders.checkpoint_path import check_path, require_config
+from bertvision.pipelines.encoders.families import position_offset
 from bertvision.pipelines.encoders.weights import (
     check_loading,
     files_with,
@@ -350,18 +351,6 @@ def dimensions(config: PreTrainedConfig, tokenizer: Any = None) -> Dimensions:
     return Dimensions(config.num_hidden_layers, config.hidden_size, longest)
 
 
-def position_offset(model: PreTrainedModel) -> int:
-    """Position of a window's first token: 0, but in RoBERTa's kin the one after the padding's.
-
-    Their table of positions has a row for padding (`create_position_ids_from_input_ids` of
-    transformers, after fairseq), so windows are shorter than the table by that offset.
-    """
-    for name, module in model.named_modules():
-        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
-            return 0 if module.padding_idx is None else module.padding_idx + 1
-    return 0
-
-
 def embedded_words(model: PreTrainedModel) -> int:
     """Rows of a model's embedding matrix: token ids from there on have no vector."""
     try:
@@ -478,8 +467,8 @@ def _say_left_out(model: PreTrainedModel, unexpected: Iterable[str], folder: Pat
     """Warn of whole layers among the weights that the configuration does not name."""
     depths: dict[str, int] = {}
     for name, _ in model.base_model.named_parameters():
-        if found := _IN_LAYER.match(name):
-            depths[found[1]] = max(depths.get(found[1], 0), int(found[2]) + 1)
+        if match := _IN_LAYER.match(name):
+            depths[match[1]] = max(depths.get(match[1], 0), int(match[2]) + 1)
     for stack, depth in depths.items():
         pattern = re.compile(rf"(?:.+\.)?{re.escape(stack)}\.(\d+)\.")
         numbers = {name: int(m[1]) for name in unexpected if (m := pattern.match(name))}

@@ -57,8 +57,8 @@ class MlmHead:
         """
         with torch.inference_mode():
             given = torch.from_numpy(np.ascontiguousarray(states)).unsqueeze(0)
-            found: Floats = self._transform(inputs_embeds=given).logits.squeeze(0).numpy()
-        return found
+            features: Floats = self._transform(inputs_embeds=given).logits.squeeze(0).numpy()
+        return features
 
     def bias(self, place: int) -> Floats:
         """(vocabulary,) what the decoder adds; ``place`` is as in `features`."""
@@ -116,8 +116,8 @@ def load_mlm_head(folder: Path, name: str) -> MlmHead:
     head = MlmHead(*taken_apart(model, name))
     features = head.features(0, output.hidden_states[-1].squeeze(0).numpy())
     own = output.logits.squeeze(0).numpy()
-    found = features @ head.weight.T + head.bias(0)
-    if own.shape != found.shape or np.abs(own - found).max() > _TOLERANCE * np.abs(own).max():
+    logits = features @ head.weight.T + head.bias(0)
+    if own.shape != logits.shape or np.abs(own - logits).max() > _TOLERANCE * np.abs(own).max():
         raise InputError(
             f"{name}: the logits of {type(model).__name__} are not a transform and a linear "
             f"decoder of its last hidden state, which is what can be applied to layers; {_NEXT}"

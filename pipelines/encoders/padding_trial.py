@@ -48,7 +48,11 @@ def first_batching(config: Any) -> Batching:
     """
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None)
     rope = rope if isinstance(rope, dict) else {}
-    kinds = {of.get("rope_type") for of in (rope, *rope.values()) if isinstance(of, dict)}
+    kinds = {
+        settings.get("rope_type")
+        for settings in (rope, *rope.values())
+        if isinstance(settings, dict)
+    }
     sparse = getattr(config, "attention_type", None) == "block_sparse"
     return "equal" if sparse or kinds & {"dynamic", "longrope"} else "like"
 

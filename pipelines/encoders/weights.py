@@ -41,9 +41,13 @@ def weight_files(folder: Path) -> list[Path]:
             f"{folder} holds no {_SINGLE}: only safetensors weights are read; convert others with "
             "transformers' save_pretrained"
         )
-    found = read_json(index)
-    parts = found.get("weight_map") if isinstance(found, dict) else None
-    if not isinstance(parts, dict) or not parts or not isinstance(found.get("metadata"), dict):
+    index_content = read_json(index)
+    parts = index_content.get("weight_map") if isinstance(index_content, dict) else None
+    if (
+        not isinstance(parts, dict)
+        or not parts
+        or not isinstance(index_content.get("metadata"), dict)
+    ):
         raise InputError(f"{index} is no index of weights: save the model again")
     for name in parts.values():
         if not isinstance(name, str) or not _PART.fullmatch(name):
@@ -104,12 +108,12 @@ def files_with(folder: Path, names: Sequence[str]) -> list[str]:
     Raises:
         InputError: as of `weight_files`.
     """
-    wanted, found = set(names), []
+    wanted, files = set(names), []
     for path in weight_files(folder):
         with safe_open(path, framework="numpy") as file:
             if wanted & set(file.keys()):
-                found.append(path.name)
-    return found
+                files.append(path.name)
+    return files
 
 
 def weights_digest(folder: Path) -> str:
@@ -123,14 +127,14 @@ def weights_of(folder: Path, names: Sequence[str]) -> dict[str, Tensor]:
     Raises:
         InputError: one is not there.
     """
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for path in weight_files(folder):
         with safe_open(path, framework="pt") as weights:
             there = set(weights.keys())
-            found |= {name: weights.get_tensor(name) for name in names if name in there}
-    if missing := [name for name in names if name not in found]:
+            tensors |= {name: weights.get_tensor(name) for name in names if name in there}
+    if missing := [name for name in names if name not in tensors]:
         raise InputError(f"the weights in {folder} lack {', '.join(missing)}")
-    return found
+    return tensors
 
 
 def has_pooler(folder: Path) -> bool:

@@ -41,8 +41,8 @@ from bertvision.pipelines.extraction.contents import provenance, token_ids_diges
 from bertvision.pipelines.extraction.job import ExtractionJob
 from bertvision.pipelines.extraction.shardwork import ShardWork, Written
 from bertvision.pipelines.extraction.stored_tokens import load_sources
+from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.scheduler import ClusterError, connect, is_cluster, raise_from_worker
-from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -67,18 +67,18 @@ def write_shards(
     with _ONE_AT_A_TIME:
         _use_threads_of_worker()
         work, writers = _open(job, tuple(grants.items()))
-        found, missing = [], dict[int, list[TokenPooling]]()
+        written, missing = [], dict[int, list[TokenPooling]]()
         for shard, wanted in shards.items():
-            for kept in wanted:
-                split = writers[kept].split
+            for pooling in wanted:
+                split = writers[pooling].split
                 record = split.ledger.find_shard(shard, split.record)
                 if record is None:
-                    missing.setdefault(shard, []).append(kept)
+                    missing.setdefault(shard, []).append(pooling)
                 else:
-                    found.append(Written(kept, record))
+                    written.append(Written(pooling, record))
         before = work.seconds
-        found += work.write(missing)
-        return found, work.seconds - before
+        written += work.write(missing)
+        return written, work.seconds - before
 
 
 _ONE_AT_A_TIME = threading.Lock()
@@ -92,7 +92,7 @@ def _open(
     """The encoder, windows and writers; made once per process and extraction."""
     host = socket.gethostname()
     try:
-        writers = {kept: granted_writer(grant) for kept, grant in grants}
+        writers = {pooling: granted_writer(grant) for pooling, grant in grants}
         workspace = Workspace.find(job.root).at(str(grants[0][1].store))
         loaded = load_sources(workspace, [job])[job]
         windows = workspace.dataset(job.options.dataset).windows(job.split, loaded.tokenizer)
@@ -105,9 +105,9 @@ def _open(
             "and run the same command again"
         ) from error
     data, source = workspace.dataset(job.options.dataset), loaded.source
-    for kept, writer in writers.items():
+    for pooling, writer in writers.items():
         stored = writer.split.record.provenance
-        here = provenance(workspace, data, loaded.info, job, kept, source.attention)
+        here = provenance(workspace, data, loaded.info, job, pooling, source.attention)
         if TOKEN_IDS in stored:
             here[TOKEN_IDS] = token_ids_digest(windows)
         if difference := first_difference(stored, here):
@@ -118,7 +118,9 @@ def _open(
                 "the same workspace"
             )
         plan = writer.plan
-        if not np.array_equal(source.kept(kept, windows.n_tokens)[plan.example_id], plan.n_tokens):
+        if not np.array_equal(
+            source.kept(pooling, windows.n_tokens)[plan.example_id], plan.n_tokens
+        ):
             raise ProvenanceError(
                 f"the worker on {host} cuts the data into other windows than the process that "
                 "hands out shards: install the same versions of tokenizers and transformers there"
@@ -209,8 +211,8 @@ class ClusterWork:
             return
         with connect(self._scheduler) as client, ExitStack() as stack:
             grants = {
-                kept: stack.enter_context(granted(writer.ledger))
-                for kept, writer in self._writers.items()
+                pooling: stack.enter_context(granted(writer.ledger))
+                for pooling, writer in self._writers.items()
             }
             stack.callback(_forget_on_workers, client)
             yield from _Dealer(client, self, self._job, grants).deal(shards)
@@ -300,7 +302,7 @@ class _Dealer:
         many = counted(len(piece.shards), "shard")
         log.warning("%s from %d on will be tried again: %r", many, first, error)
         # one by one, so that one that kills its worker does not take others along
-        return [Piece({shard: kept}, failed) for shard, kept in piece.shards.items()]
+        return [Piece({shard: poolings}, failed) for shard, poolings in piece.shards.items()]
 
     def _look(self) -> None:
         """While nothing ends: are there workers, is there a scheduler?"""

@@ -20,7 +20,7 @@ from bertvision.featurestore.format.records import Provenance
 from bertvision.featurestore.storage.storage import Storage
 from bertvision.featurestore.writing.origin import TOKEN_IDS
 from bertvision.pipelines.extraction.job import ExtractionJob
-from bertvision.pipelines.tasks.registry import TokenPooling
+from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.tasks.task import Task
 from bertvision.pipelines.tasks.windows import Windows
 from bertvision.pipelines.workspace.dataset import Dataset

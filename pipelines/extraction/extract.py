@@ -25,10 +25,11 @@ from bertvision.pipelines.extraction.job import Extracted as Extracted
 from bertvision.pipelines.extraction.job import ExtractionJob
 from bertvision.pipelines.extraction.split_extraction import SplitExtraction
 from bertvision.pipelines.extraction.stored_tokens import load_sources, plan_jobs
+from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.precision import resolve_precision
 from bertvision.pipelines.progress import parts
 from bertvision.pipelines.stored_name import StoredName
-from bertvision.pipelines.tasks.registry import TokenPooling, find_task
+from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.workspace.dataset import Dataset
 from bertvision.pipelines.workspace.job_options import ExtractOptions
 from bertvision.pipelines.workspace.pretrained import ensure_snapshot
@@ -102,8 +103,8 @@ def extract(
     for job, part in zip(jobs, parts([len(items[j.split]) for j in jobs], "split"), strict=True):
         with part:
             extraction = SplitExtraction(workspace, data, items[job.split], job, loaded[job])
-            found = extraction.run(shards, mend)
-        for written in found:
+            extracted = extraction.run(shards, mend)
+        for written in extracted:
             done.append(written)
             _warn_of_errors(written, job.options.encoding, told)
     return done
@@ -172,17 +173,19 @@ def wanted_splits(
             "--workspace"
         )
     parsed = [StoredName.parse(name) for name in names]
-    for name in (n for n, found in zip(names, parsed, strict=True) if found.sites):
+    for name in (n for n, stored_name in zip(names, parsed, strict=True) if stored_name.sites):
         if options.sites is None:
             raise InputError(f"--split {name} is of sites: name them too, with --sites")
-    kinds = {default if found.tokens == "all" else (found.tokens,) for found in parsed}
+    kinds = {
+        default if stored_name.tokens == "all" else (stored_name.tokens,) for stored_name in parsed
+    }
     if len(kinds) > 1 or (options.tokens is not None and kinds != {default}):
         raise InputError(
             f"splits {', '.join(names)}: a name that ends with a pooling means that alone, the "
             f"others here mean {', '.join(default)!r}: extract them by two calls, or choose with "
             "--pool"
         )
-    return [found.split for found in parsed], kinds.pop()
+    return [stored_name.split for stored_name in parsed], kinds.pop()
 
 
 class Repaired(NamedTuple):
@@ -227,24 +230,24 @@ def repair(workspace: Workspace, tag: str, split: str) -> Repaired:
             ledger.restore_split()
     # a damaged plan hides what is wrong with shards, so they are looked at again once it is back
     for _ in range(2):
-        held = ActivationSplit(workspace.activations, tag, split)
-        found = find_damage(held)
-        if not found:
+        split_to_mend = ActivationSplit(workspace.activations, tag, split)
+        damage_before = find_damage(split_to_mend)
+        if not damage_before:
             break
-        damage += [item.what for item in found]
-        if held.record.is_shuffled:
-            source = held.record.provenance.get("shuffled_from")
+        damage += [item.what for item in damage_before]
+        if split_to_mend.record.is_shuffled:
+            source = split_to_mend.record.provenance.get("shuffled_from")
             again_by = f"remove it and run `bertvision store shuffle {source} {split}` again"
-            lacking = f"{held.name} was shuffled from {source}: {again_by}"
-            return Repaired(held.name, damage, [], lacking)
-        if (reason := not_extracted(held)) is not None:
+            lacking = f"{split_to_mend.name} was shuffled from {source}: {again_by}"
+            return Repaired(split_to_mend.name, damage, [], lacking)
+        if (reason := not_extracted(split_to_mend)) is not None:
             again_by = "run `bertvision store import` again from the files that it was made of"
-            if "imported_from" not in held.record.provenance:
+            if "imported_from" not in split_to_mend.record.provenance:
                 again_by = "have that program write it again"
             lacking = f"{reason}, so that nothing here can repair it: remove it and {again_by}"
-            return Repaired(held.name, damage, [], lacking)
-        shards = [item.shard for item in found if item.shard is not None]
-        again.update(shard for shard in shards if shard < held.record.shards)
+            return Repaired(split_to_mend.name, damage, [], lacking)
+        shards = [item.shard for item in damage_before if item.shard is not None]
+        again.update(shard for shard in shards if shard < split_to_mend.record.shards)
         # everything beside the shards too, with the options of before
-        extract(workspace, tag, stored_options(held), shards=shards, mend=True)
-    return Repaired(f"{tag}/{split}", damage, sorted(again), held.lacking())
+        extract(workspace, tag, stored_options(split_to_mend), shards=shards, mend=True)
+    return Repaired(f"{tag}/{split}", damage, sorted(again), split_to_mend.lacking())

@@ -8,8 +8,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from bertvision.errors import InputError, ProvenanceError
-from bertvision.featurestore.format.layout import get_encoding
-from bertvision.featurestore.format.names import EncodingName
+from bertvision.featurestore.format.layout import EncodingName, get_encoding
 from bertvision.featurestore.format.records import first_difference
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines.extraction.contents import made_from_data
@@ -18,8 +17,8 @@ from bertvision.pipelines.extraction.job import ExtractionJob
 from bertvision.pipelines.extraction.layers import kept_layers
 from bertvision.pipelines.extraction.pooled_split import PooledSplit
 from bertvision.pipelines.extraction.stored_tokens import find_tokens
+from bertvision.pipelines.poolings import POOLINGS, TokenPooling
 from bertvision.pipelines.precision import resolve_precision
-from bertvision.pipelines.tasks.registry import POOLINGS, TokenPooling
 from bertvision.pipelines.workspace.job_options import ExtractOptions
 from bertvision.pipelines.workspace.pretrained import ensure_snapshot
 from bertvision.pipelines.workspace.records import read_snapshot_info
@@ -53,7 +52,7 @@ def ensure_features(
         tags: the snapshots.
         dataset: an added data set; None is the workspace's own data.
         splits: of the data.
-        poolings: ``cls``, ``sep``, ``mean``, ``max``.
+        poolings: Some of `poolings.POOLINGS`.
         layers: that must be there; None is every hidden state, without the pooler's output. Where
             nothing is stored yet all are extracted.
         encoding: of what is missing, and asked of what is stored; None is int8 for what is
@@ -90,13 +89,13 @@ def ensure_features(
         for tag in tags:
             for split in splits:
                 pooled = PooledSplit(workspace, tag, dataset, split, pooling)
-                found, tokens = pooled.find(), None
-                if found is not None:
-                    _check_stored(pooled, found, asked, needed)
+                stored, tokens = pooled.find(), None
+                if stored is not None:
+                    _check_stored(pooled, stored, asked, needed)
                 else:
                     job = ExtractionJob(workspace.root, tag, split, replace(new, dataset=data.name))
                     tokens = find_tokens(workspace, job, pooling)
-                wanted.append(_Wanted(pooled, found, tokens))
+                wanted.append(_Wanted(pooled, stored, tokens))
     lossy = {pooling: _lossy(pooling, wanted) for pooling in poolings}
     missing: dict[tuple[str, str, ExtractOptions, bool], list[TokenPooling]] = {}
     for pooling in poolings:
@@ -104,22 +103,22 @@ def ensure_features(
         for one in wanted:
             if one.pooled.pooling != pooling:
                 continue
-            kept = new if one.found is None else replace(stored_options(one.found), tokens=None)
+            options = new if one.found is None else replace(stored_options(one.found), tokens=None)
             origin = {_POOLED_FROM: one.origin(lossy=lossy[pooling])}
-            known[f"{one.pooled.tag}/{one.pooled.name}"] = asdict(kept) | origin
+            known[f"{one.pooled.tag}/{one.pooled.name}"] = asdict(options) | origin
             if one.found is None or not one.found.is_complete:
-                key = one.pooled.tag, one.pooled.split, kept, lossy[pooling]
+                key = one.pooled.tag, one.pooled.split, options, lossy[pooling]
                 missing.setdefault(key, []).append(pooling)
         _check_alike(known)
     together: dict[tuple[str, ExtractOptions, bool, tuple[TokenPooling, ...]], list[str]] = {}
-    for (tag, split, kept, may_lose), lacking in missing.items():
-        together.setdefault((tag, kept, may_lose, tuple(lacking)), []).append(split)
-    for (tag, kept, may_lose, tokens_of), of in together.items():
+    for (tag, split, options, may_lose), lacking in missing.items():
+        together.setdefault((tag, options, may_lose, tuple(lacking)), []).append(split)
+    for (tag, options, may_lose, tokens_of), names in together.items():
         extract(
             workspace,
             tag,
-            kept,
-            splits=tuple(of),
+            options,
+            splits=tuple(names),
             tokens=tokens_of,
             dataset=dataset,
             scheduler=scheduler,
@@ -155,15 +154,15 @@ def _lossy(pooling: TokenPooling, wanted: Sequence[_Wanted]) -> bool:
     missing, so that the encoder need not be run.
     """
     mine = [one for one in wanted if one.pooled.pooling == pooling]
-    held = {one.origin(lossy=False) for one in mine if one.found is not None}
-    alike = mine if held else wanted
+    origins = {one.origin(lossy=False) for one in mine if one.found is not None}
+    alike = mine if origins else wanted
     possible = all(one.tokens is not None for one in alike if one.found is None)
-    return possible and None not in held
+    return possible and None not in origins
 
 
 def _check_stored(
     pooled: PooledSplit,
-    found: ActivationSplit,
+    stored: ActivationSplit,
     asked: Mapping[str, str | None],
     needed: Collection[int],
 ) -> None:
@@ -172,18 +171,18 @@ def _check_stored(
     weights = read_snapshot_info(snapshot).weights_sha256
     wanted = {"weights_sha256": weights, **made_from_data(pooled.data, pooled.split)}
     wanted |= {field: value for field, value in asked.items() if value is not None}
-    there = {**found.record.provenance, "encoding": found.record.encoding}
+    there = {**stored.record.provenance, "encoding": stored.record.encoding}
     if difference := first_difference(there, wanted, wanted):
-        field, kept, now = difference
+        field, before, now = difference
         raise ProvenanceError(
-            f"{found.name} was extracted with {field} = {kept!r}, now it is {now!r}: use the "
+            f"{stored.name} was extracted with {field} = {before!r}, now it is {now!r}: use the "
             "same, or another --store"
         )
-    if lacking := sorted(set(needed).difference(found.record.layers)):
-        held = ",".join(map(str, found.record.layers))
+    if lacking := sorted(set(needed).difference(stored.record.layers)):
+        layers_text = ",".join(map(str, stored.record.layers))
         raise ProvenanceError(
-            f"{found.name} holds layers {held} and not {', '.join(map(str, lacking))}: give "
-            f"--layers {held} or some of them, or extract all into another --store"
+            f"{stored.name} holds layers {layers_text} and not {', '.join(map(str, lacking))}: "
+            f"give --layers {layers_text} or some of them, or extract all into another --store"
         )
 
 

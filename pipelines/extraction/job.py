@@ -11,11 +11,11 @@ from transformers import PreTrainedModel
 
 from bertvision.errors import InputError
 from bertvision.pipelines.encoders.encoder import Encoder, HiddenStateSource
+from bertvision.pipelines.encoders.kept_states import check_poolings
 from bertvision.pipelines.encoders.loading import check_token_ids, dimensions
-from bertvision.pipelines.encoders.poolings import check_poolings
 from bertvision.pipelines.extraction.layers import kept_layers
+from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.precision import resolve_precision
-from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.tasks.windows import Windows
 from bertvision.pipelines.workspace.job_options import ExtractOptions
 from bertvision.pipelines.workspace.records import SnapshotInfo
@@ -77,14 +77,16 @@ def load_encoder(
     """
     snapshot = load_snapshot(workspace.require_snapshot(tag))
     tokens = options.tokens or ()
-    check_poolings([kept for kept in tokens if kept != "all"], snapshot.tokenizer)
+    check_poolings([pooling for pooling in tokens if pooling != "all"], snapshot.tokenizer)
     model = cast(PreTrainedModel, snapshot.model.base_model)
     size = dimensions(model.config, snapshot.tokenizer)
     pooler, sites = getattr(model, "pooler", None) is not None, options.sites or ()
-    kept = {t: kept_layers(options.layers, size.layers, pooler=pooler, tokens=t) for t in tokens}
+    layers_kept = {
+        t: kept_layers(options.layers, size.layers, pooler=pooler, tokens=t) for t in tokens
+    }
     if sites:
-        kept = dict.fromkeys(tokens, tuple(range(len(sites))))
-    encoder = Encoder(model, kept, resolve_precision(options.precision), sites, alone=alone)
+        layers_kept = dict.fromkeys(tokens, tuple(range(len(sites))))
+    encoder = Encoder(model, layers_kept, resolve_precision(options.precision), sites, alone=alone)
 
     def check(windows: Windows) -> None:
         check_lengths(size.max_length, windows)
@@ -95,7 +97,7 @@ def load_encoder(
         encoder,
         snapshot.tokenizer,
         snapshot.info,
-        kept,
+        layers_kept,
         size.hidden_size,
         check,
     )
@@ -111,11 +113,12 @@ def check_lengths(longest: int, windows: Windows) -> None:
     Raises:
         InputError: one is.
     """
-    found = int(windows.n_tokens.max(initial=0))
-    if found > longest:
+    longest_window = int(windows.n_tokens.max(initial=0))
+    if longest_window > longest:
         raise InputError(
-            f"a window of the data has {found} tokens, and the encoder takes {longest} at most: "
-            f"give --max-length {longest} where the data are first named, in another --workspace"
+            f"a window of the data has {longest_window} tokens, and the encoder takes {longest} at "
+            f"most: give --max-length {longest} where the data are first named, in another "
+            "--workspace"
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from bertvision.errors import InputError
-from bertvision.pipelines.tasks.registry import TokenPooling
+from bertvision.pipelines.poolings import TokenPooling
 
 Layers = tuple[int, ...]
 """Hidden states of one input, in the order in which they stand end to end."""
@@ -50,12 +50,12 @@ def kept_layers(
     # the last hidden state is −1 whether there is a pooler output or not
     wanted = sorted({layer + depth if layer < 0 else layer for layer in layers})
     if not wanted or wanted[0] < 0 or wanted[-1] >= states:
-        held = f"hidden states 0 (embedding output) to {num_hidden_layers}"
+        allowed = f"hidden states 0 (embedding output) to {num_hidden_layers}"
         if offered:
-            held += f", and its pooler output as {num_hidden_layers + 1}"
+            allowed += f", and its pooler output as {num_hidden_layers + 1}"
         elif pooler:
-            held += "; its pooler output is kept with --pool cls"
-        raise InputError(f"layers {list(layers)}: the encoder has {held}")
+            allowed += "; its pooler output is kept with --pool cls"
+        raise InputError(f"layers {list(layers)}: the encoder has {allowed}")
     return tuple(wanted)
 
 
@@ -91,22 +91,22 @@ def parse_inputs(text: str, depth: int, stored: Sequence[int]) -> list[Layers]:
         InputError: a part is none of these, joins a layer with itself, or there is no such hidden
             state.
     """
-    found: list[Layers] = []
+    layers: list[Layers] = []
     for part in map(str.strip, text.split(",")):
         if part == "all":
-            found += _all(depth, stored)
+            layers += _all(depth, stored)
         elif "+" in part:
-            found.append(parse_concat(part, depth, option="--layers"))
+            layers.append(parse_concat(part, depth, option="--layers"))
         else:
             try:
-                found.append((_layer(part, depth),))
+                layers.append((_layer(part, depth),))
             except ValueError:
                 raise InputError(
                     f"--layers {text!r}: {part!r} is no layer; give all, numbers, first or last, "
                     "between commas, joined by + where they are to be put end to end, such as "
                     "all,first+last"
                 ) from None
-    return _held(found, stored)
+    return _held(layers, stored)
 
 
 def parse_concat(text: str, depth: int, *, option: str = "--concat") -> Layers:
@@ -122,15 +122,15 @@ def parse_concat(text: str, depth: int, *, option: str = "--concat") -> Layers:
         InputError: it does not name two different layers or more.
     """
     try:
-        found = tuple(_layer(part, depth) for part in text.split("+"))
+        places = tuple(_layer(part, depth) for part in text.split("+"))
     except ValueError:
-        found = ()
-    if len(set(found)) < 2 or len(set(found)) < len(found):
+        places = ()
+    if len(set(places)) < 2 or len(set(places)) < len(places):
         raise InputError(
             f"{option} {text!r}: join two different layers or more with '+', such as first+last or "
             f"0+{depth}"
         )
-    return found
+    return places
 
 
 def layers_text(layers: Layers) -> str:
@@ -151,6 +151,6 @@ def _held(inputs: list[Layers], stored: Sequence[int]) -> list[Layers]:
     """Each once; refused where a layer is not stored."""
     for layer in sorted({layer for layers in inputs for layer in layers}):
         if layer not in stored:
-            held = ",".join(map(str, stored))
-            raise InputError(f"there is no layer {layer}; there are {held}: choose of these")
+            layers_text = ",".join(map(str, stored))
+            raise InputError(f"there is no layer {layer}; there are {layers_text}: choose of these")
     return list(dict.fromkeys(inputs))

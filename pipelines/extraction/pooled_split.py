@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from bertvision.errors import StoreNotFoundError, UnknownNameError
 from bertvision.featurestore.split import ActivationSplit
+from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.stored_name import StoredName
-from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.workspace.dataset import Dataset
 from bertvision.pipelines.workspace.workspace import Workspace
 
@@ -39,7 +39,7 @@ class PooledSplit:
     split: str
     """Name of the split in the data."""
     pooling: TokenPooling
-    """Over the tokens of a window: ``cls``, ``sep``, ``mean``, ``max``."""
+    """Over the tokens of a window."""
 
     @property
     def data(self) -> Dataset:
@@ -83,10 +83,10 @@ class PooledSplit:
             InputError: a layer is not stored.
         """
         record, positions = self.stored.record, self.stored.layer_positions(layers)
-        found = np.empty((len(self.stored), len(positions), record.hidden_size), np.float32)
+        features = np.empty((len(self.stored), len(positions), record.hidden_size), np.float32)
         for rows, values in self.blocks(layers):
-            found[rows] = values
-        return found
+            features[rows] = values
+        return features
 
     def blocks(
         self, layers: Sequence[int] | None = None

@@ -20,7 +20,7 @@ from bertvision.featurestore.format.names import NonFinite
 from bertvision.featurestore.format.records import ShardRecord
 from bertvision.featurestore.writer import SplitWriter
 from bertvision.pipelines.encoders.encoder import HiddenStateSource
-from bertvision.pipelines.tasks.registry import TokenPooling
+from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.tasks.windows import Windows
 
 log = logging.getLogger(__name__)
@@ -67,8 +67,8 @@ class ShardWork:
         self._nonfinite = nonfinite
         self._checked: set[TokenPooling] = set()
         self._stats = {
-            kept: writer.stats and ChannelStats(*(s.to(source.device) for s in writer.stats))
-            for kept, writer in writers.items()
+            pooling: writer.stats and ChannelStats(*(s.to(source.device) for s in writer.stats))
+            for pooling, writer in writers.items()
         }
 
     def write(self, shards: Mapping[int, Sequence[TokenPooling]]) -> Iterator[Written]:
@@ -87,24 +87,26 @@ class ShardWork:
             for shard, missing in shards.items():
                 if len(writing) <= threads:
                     memories: _Memories = {
-                        kept: _ShardMemory(writer, self._source.device)
-                        for kept, writer in self._writers.items()
+                        pooling: _ShardMemory(writer, self._source.device)
+                        for pooling, writer in self._writers.items()
                     }
                 else:
                     memories, records = writing.popleft()
-                    yield from (Written(kept, record.result()) for kept, record in records)
+                    yield from (Written(pooling, record.result()) for pooling, record in records)
                 started = time.perf_counter()
-                nonfinite = self._compute(shard, {kept: memories[kept] for kept in missing})
+                nonfinite = self._compute(
+                    shard, {pooling: memories[pooling] for pooling in missing}
+                )
                 self.seconds += time.perf_counter() - started
                 records = []
-                for kept in missing:
-                    memory, writer = memories[kept], self._writers[kept]
+                for pooling in missing:
+                    memory, writer = memories[pooling], self._writers[pooling]
                     memory.leave_device()
-                    written = pool.submit(memory.write, writer, shard, nonfinite[kept])
-                    records.append((kept, written))
+                    written = pool.submit(memory.write, writer, shard, nonfinite[pooling])
+                    records.append((pooling, written))
                 writing.append((memories, records))
             for _, records in writing:
-                yield from (Written(kept, record.result()) for kept, record in records)
+                yield from (Written(pooling, record.result()) for pooling, record in records)
 
     def _compute(self, shard: int, memories: _Memories) -> dict[TokenPooling, int]:
         """Fill the memories with a shard's codes and scales; counts the values replaced in each."""
@@ -114,39 +116,39 @@ class ShardWork:
         first, nonfinite = dict.fromkeys(memories, 0), dict.fromkeys(memories, 0)
         for batch in self._source.batches(self._windows.n_tokens[rows]):
             states = self._source(self._windows, rows[batch])
-            for kept, hidden_states in zip(self._source.tokens, states, strict=True):
-                if kept not in memories:
+            for pooling, hidden_states in zip(self._source.tokens, states, strict=True):
+                if pooling not in memories:
                     continue
                 try:
-                    encoded = self._encode(kept, hidden_states)
+                    encoded = self._encode(pooling, hidden_states)
                 except NonFiniteError:
-                    self._name_window(kept, shard, hidden_states, rows[batch])
+                    self._name_window(pooling, shard, hidden_states, rows[batch])
                     raise
-                memories[kept].put(first[kept], encoded)
-                first[kept] += len(hidden_states)
-                nonfinite[kept] += encoded.nonfinite
+                memories[pooling].put(first[pooling], encoded)
+                first[pooling] += len(hidden_states)
+                nonfinite[pooling] += encoded.nonfinite
         return nonfinite
 
-    def _encode(self, kept: TokenPooling, hidden_states: Tensor) -> Encoded:
-        encoding, stats = self._writers[kept].split.encoding, self._stats[kept]
+    def _encode(self, pooling: TokenPooling, hidden_states: Tensor) -> Encoded:
+        encoding, stats = self._writers[pooling].split.encoding, self._stats[pooling]
         encoded = encode(hidden_states, encoding, stats, nonfinite=self._nonfinite)
-        if kept not in self._checked and not encoded.nonfinite:
+        if pooling not in self._checked and not encoded.nonfinite:
             if loss := lossy_layer(hidden_states, encoded, encoding, stats):
-                log.warning("%s: %s", self._writers[kept].split.name, loss[1])
-            self._checked.add(kept)
+                log.warning("%s: %s", self._writers[pooling].split.name, loss[1])
+            self._checked.add(pooling)
         return encoded
 
     def _name_window(
-        self, kept: TokenPooling, shard: int, hidden_states: Tensor, rows: npt.NDArray[np.int64]
+        self, pooling: TokenPooling, shard: int, hidden_states: Tensor, rows: npt.NDArray[np.int64]
     ) -> None:
         """Raise the error of the first window that cannot be encoded, with its name."""
-        split = self._writers[kept].split
+        split = self._writers[pooling].split
         layers: Sequence[int | str] = split.layer_names or split.record.layers
         which = "" if layers == (*range(len(layers)),) else f" (the kept layers are {layers})"
-        lengths = self._source.kept(kept, self._windows.n_tokens[rows])
+        lengths = self._source.kept(pooling, self._windows.n_tokens[rows])
         for row, part in zip(rows, hidden_states.split(lengths.tolist()), strict=True):
             try:
-                self._encode(kept, part)
+                self._encode(pooling, part)
             except NonFiniteError as error:
                 where = f"{split.name}, shard {shard}, window {row} of the data"
                 raise NonFiniteError(f"{where}{which}: {error}") from None

@@ -1,9 +1,8 @@
 """The extraction of one split of the data: its stored splits are opened, filled, accounted for.
 
-What the extraction of a split has cost so far, added up over interrupted calls.
-
-It lies in the workspace, not in the store: it tells of work that was done here, with times that no
-other machine would repeat.
+A quantised encoding is calibrated on a sample of the split's windows. What the extraction has cost
+so far, added up over interrupted calls, is recorded in the workspace, not in the store: no other
+machine would repeat these times.
 """
 
 from __future__ import annotations
@@ -11,18 +10,21 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
 
-from bertvision.errors import DiskSpaceError, WorkspaceError, counted
+from bertvision.errors import DiskSpaceError, NonFiniteError, WorkspaceError, counted
 from bertvision.featurestore.creation import SplitContents, SplitSpec
-from bertvision.featurestore.format.calibration import Calibration
-from bertvision.featurestore.format.layout import ENCODINGS
+from bertvision.featurestore.format.calibration import POOLED, Calibration, Calibrator
+from bertvision.featurestore.format.layout import ENCODINGS, get_encoding
 from bertvision.featurestore.format.ledger import Ledger
 from bertvision.featurestore.format.records import ShardRecord
 from bertvision.featurestore.storage.opening import open_storage
@@ -34,7 +36,7 @@ from bertvision.featurestore.writer import (
     open_writer,
 )
 from bertvision.featurestore.writing.origin import TOKEN_IDS
-from bertvision.pipelines.encoders.calibration import calibrate
+from bertvision.pipelines.encoders.encoder import HiddenStateSource
 from bertvision.pipelines.encoders.sites.taps import check_same_sites
 from bertvision.pipelines.extraction.contents import (
     order_seed,
@@ -45,10 +47,11 @@ from bertvision.pipelines.extraction.contents import (
 )
 from bertvision.pipelines.extraction.job import Extracted, ExtractionJob, LoadedSource
 from bertvision.pipelines.extraction.shardwork import ShardWork
+from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.progress import progress
 from bertvision.pipelines.records import read_record, write_record
 from bertvision.pipelines.stored_name import StoredName
-from bertvision.pipelines.tasks.registry import TokenPooling
+from bertvision.pipelines.tasks.windows import Windows
 from bertvision.pipelines.text import size
 from bertvision.pipelines.workspace.dataset import Dataset
 from bertvision.pipelines.workspace.records import ExtractionCosts
@@ -162,24 +165,24 @@ class SplitExtraction:
         self.contents: dict[TokenPooling, SplitContents] = {}
         seed = order_seed(workspace, job.split)
         digest = token_ids_digest(self.windows)
-        for kept in self.tokens:
-            name = StoredName(job.split, kept, data.name, bool(job.options.sites)).name
-            longest = int(self.windows.n_tokens.max()) if kept == "all" else 1
+        for pooling in self.tokens:
+            name = StoredName(job.split, pooling, data.name, bool(job.options.sites)).name
+            longest = int(self.windows.n_tokens.max()) if pooling == "all" else 1
             known = shard_capacity(self.storage, job.tag, name, longest)
-            self.contents[kept] = split_contents(
-                *(data.task, self.windows, items, kept),
+            self.contents[pooling] = split_contents(
+                *(data.task, self.windows, items, pooling),
                 seed=seed,
                 shard_tokens=job.options.shard_tokens or known,
             )
-            self.specs[kept] = SplitSpec(
+            self.specs[pooling] = SplitSpec(
                 tag=job.tag,
                 split=name,
                 encoding=job.options.encoding,
                 compression=job.options.compression,
-                layers=loaded.layers[kept],
+                layers=loaded.layers[pooling],
                 hidden_size=loaded.hidden_size,
                 provenance={
-                    **provenance(workspace, data, loaded.info, job, kept, self.source.attention),
+                    **provenance(workspace, data, loaded.info, job, pooling, self.source.attention),
                     TOKEN_IDS: digest,
                 },
             )
@@ -192,30 +195,31 @@ class SplitExtraction:
             mend: write everything beside the shards again, and ``shards`` even if they are there.
         """
         total = {
-            kept: expected_bytes(self.contents[kept].plan, self.specs[kept]) for kept in self.specs
+            pooling: expected_bytes(self.contents[pooling].plan, self.specs[pooling])
+            for pooling in self.specs
         }
         plan = next(iter(self.contents.values())).plan
         with ExitStack() as stack:
             writers: dict[TokenPooling, SplitWriter] = {}
             fresh = {
-                kept: not Ledger(self.storage, spec.tag, spec.split).exists
-                for kept, spec in self.specs.items()
+                pooling: not Ledger(self.storage, spec.tag, spec.split).exists
+                for pooling, spec in self.specs.items()
             }
-            for kept, spec in self.specs.items():
-                if self.options.sites is not None and not fresh[kept]:
-                    held = StoredSplit(self.storage, spec.tag, spec.split)
-                    check_same_sites(held, self.options.sites)
+            for pooling, spec in self.specs.items():
+                if self.options.sites is not None and not fresh[pooling]:
+                    stored = StoredSplit(self.storage, spec.tag, spec.split)
+                    check_same_sites(stored, self.options.sites)
             begun = not any(fresh.values())
             if not begun:
                 self._say(sum(total.values()))
-            self._check_space(sum(total[kept] for kept in fresh if fresh[kept]))
-            for kept, spec in self.specs.items():
+            self._check_space(sum(total[pooling] for pooling in fresh if fresh[pooling]))
+            for pooling, spec in self.specs.items():
                 again = (shards or ()) if mend else None
-                made = partial(self._calibration, kept)
-                opened = open_writer(self.storage, spec, self.contents[kept], made, mend=again)
-                writers[kept] = stack.enter_context(opened)
+                made = partial(self._calibration, pooling)
+                opened = open_writer(self.storage, spec, self.contents[pooling], made, mend=again)
+                writers[pooling] = stack.enter_context(opened)
             pending = _pending(writers, shards)
-            lacking = Counter(kept for missing in pending.values() for kept in missing)
+            lacking = Counter(pooling for missing in pending.values() for pooling in missing)
             self._check_space(sum(total[k] * n // plan.n_shards for k, n in lacking.items()))
             # only now: whatever fails before leaves the workspace with the store that it had
             self.workspace.keep_at(self.options.store)
@@ -237,25 +241,25 @@ class SplitExtraction:
                 if not mend:  # a repair is not what it takes to extract
                     costs[written.tokens].note(written.record, work.seconds / len(writers))
             infos: dict[TokenPooling, dict[str, Any]] = {}
-            for kept, cost in costs.items():
-                info = infos[kept] = writers[kept].split.info()
+            for pooling, cost in costs.items():
+                info = infos[pooling] = writers[pooling].split.info()
                 cost.bytes = info["bytes"]
         return [
             Extracted(
                 tag=str(spec.tag),
                 split=spec.split,
                 examples=len(plan),
-                shards_written=lacking[kept],
+                shards_written=lacking[pooling],
                 examples_written=sum(
-                    len(plan.examples_of(shard)) for shard, on in pending.items() if kept in on
+                    len(plan.examples_of(shard)) for shard, on in pending.items() if pooling in on
                 ),
                 seconds=time.perf_counter() - self.started,
                 encoder_seconds=work.seconds,
-                bytes=costs[kept].bytes,
+                bytes=costs[pooling].bytes,
                 pooled_from=self._pooled_from,
-                encoding_error=infos[kept]["encoding_error"],
+                encoding_error=infos[pooling]["encoding_error"],
             )
-            for kept, spec in self.specs.items()
+            for pooling, spec in self.specs.items()
         ]
 
     def _check_space(self, needed: int) -> None:
@@ -285,7 +289,7 @@ class SplitExtraction:
     def _name(self) -> str:
         """The stored splits in words."""
         first = next(iter(self.specs.values()))
-        poolings = [kept for kept in self.tokens if kept != "all"]
+        poolings = [pooling for pooling in self.tokens if pooling != "all"]
         sites = bool(self.options.sites)
         name = StoredName(self.job.split, "all", self.options.dataset, sites).name
         return f"{first.tag}/{name}" + (f"-{','.join(poolings)}" if poolings else "")
@@ -305,18 +309,18 @@ class SplitExtraction:
             "unknown" if free is None else size(free),
         )
 
-    def _calibration(self, kept: TokenPooling) -> Calibration:
-        return self._calibrations[kept]
+    def _calibration(self, pooling: TokenPooling) -> Calibration:
+        return self._calibrations[pooling]
 
     @cached_property
     def _calibrations(self) -> Mapping[TokenPooling, Calibration]:
         """One for each kind that is kept, from one pass over the sample."""
-        found = calibrate(
+        calibrations = calibrate(
             *(self.source, self.windows, self.options.encoding),
             special=self.special,
             nonfinite=self.options.nonfinite,
         )
-        return dict(zip(self.source.tokens, found, strict=True))
+        return dict(zip(self.source.tokens, calibrations, strict=True))
 
     def _work(self, writers: Mapping[TokenPooling, SplitWriter]) -> ShardWork | ClusterWork:
         if self.options.scheduler is None:
@@ -325,15 +329,15 @@ class SplitExtraction:
 
         return ClusterWork(writers, self.job, self.options.scheduler)
 
-    def _cost(self, kept: TokenPooling, *, fresh: bool) -> ExtractionCost:
+    def _cost(self, pooling: TokenPooling, *, fresh: bool) -> ExtractionCost:
         """The record of what the extraction of a split costs, with the options it is made with."""
-        spec, contents = self.specs[kept], self.contents[kept]
+        spec, contents = self.specs[pooling], self.contents[pooling]
         path = self.workspace.root / "extraction" / spec.tag / f"{spec.split}.json"
         new = ExtractionCosts(
             tag=spec.tag,
             split=spec.split,
             examples=len(contents.plan),
-            tokens=kept,
+            tokens=pooling,
             layers=spec.layers,
             encoding=spec.encoding,
             compression=spec.compression,
@@ -358,18 +362,111 @@ def _pending(
 ) -> dict[int, list[TokenPooling]]:
     """The splits that lack a shard, by its number."""
     pending: dict[int, list[TokenPooling]] = {}
-    for kept, writer in writers.items():
+    for pooling, writer in writers.items():
         for shard in writer.pending():
             if shards is None or shard in shards:
-                pending.setdefault(shard, []).append(kept)
+                pending.setdefault(shard, []).append(pooling)
     return dict(sorted(pending.items()))
 
 
 def _smaller(encoding: str, hidden_size: int) -> list[str]:
     """The encodings that take less room, the largest of them first."""
     sizes = {
-        name: found.codes_size(hidden_size) * np.dtype(found.zarr_dtype).itemsize
-        for name, found in ENCODINGS.items()
+        name: candidate.codes_size(hidden_size) * np.dtype(candidate.zarr_dtype).itemsize
+        for name, candidate in ENCODINGS.items()
     }
     smaller = [name for name in sizes if sizes[name] < sizes[encoding]]
     return sorted(smaller, key=lambda name: -sizes[name])
+
+
+CALIBRATION_WINDOWS = {"all": 64, "pooled": 256}
+"""Windows that channel statistics are taken from, evenly spread over the split. Measured on SQuAD
+with all-MiniLM-L6-v2, fine-tuned for an epoch: from 4, 16, 64, 256 and 512 windows the relative
+error of int8 is 6.36, 6.27, 6.22, 6.22 and 6.22e-3, that of int4 9.15, 9.02, 8.97, 8.97 and
+8.97e-2. 64 windows (11,000 tokens) fix a channel's deviation to 1 % (8 % in the worst channel).
+
+Of the [CLS] alone a window is one vector, and these vectors lie close together, so the error is
+measured against their deviation from their mean (the same encoder, fine-tuned on 244 questions to
+tell answerable ones; mean of the layers): 8.5, 6.9, 6.7 and 6.7e-3 of int8 from 16, 64, 256 and 512
+of 2,872 windows, 6.7e-3 from all; of int4 1.22, 1.05, 1.02, 1.02 and 1.02e-1."""
+
+
+def calibrate(
+    encoder: HiddenStateSource,
+    windows: Windows,
+    encoding: str,
+    *,
+    special: Collection[int] = (),
+    nonfinite: Literal["error", "record"] = "error",
+) -> list[Calibration]:
+    """Channel statistics of a sample of a split's windows, and the error that they leave.
+
+    Args:
+        encoder: of the snapshot, or what stands for it.
+        windows: of the split.
+        encoding: a quantised one.
+        special: vocabulary indices of the tokenizer's special tokens.
+        nonfinite: what to do about tokens with NaN or infinity: refuse them, or leave them out.
+
+    Returns:
+        For each of the encoder's ``tokens``.
+
+    Raises:
+        NonFiniteError: there is one, or no token is without; it names window, token and layer.
+    """
+    most = CALIBRATION_WINDOWS["all" if "all" in encoder.tokens else "pooled"]
+    count = min(most, len(windows))
+    rows = np.linspace(0, len(windows) - 1, count).astype(np.int64)
+    encoding_to_use = get_encoding(encoding)
+    calibrators = {
+        pooling: Calibrator(encoding_to_use, _kinds(pooling, windows, rows, special))
+        for pooling in encoder.tokens
+    }
+    added = dict.fromkeys(encoder.tokens, 0)
+    for batch in encoder.batches(windows.n_tokens[rows]):
+        states = encoder(windows, rows[batch])
+        for pooling, hidden_states in zip(encoder.tokens, states, strict=True):
+            finite = torch.isfinite(hidden_states).all(dim=-1)
+            whole = finite.all(dim=1)
+            if nonfinite == "error" and not bool(whole.all()):
+                lengths = encoder.kept(pooling, windows.n_tokens[rows[batch]])
+                _raise_non_finite(finite, rows[batch], lengths)
+            calibrators[pooling].add(hidden_states, whole)
+            added[pooling] += int(whole.sum())
+    if not all(added.values()):
+        raise NonFiniteError(
+            f"each token of {len(rows)} windows has NaN or infinity in a hidden state: check the "
+            "snapshot, or extract with precision 32"
+        )
+    return [calibrator.result() for calibrator in calibrators.values()]
+
+
+def _kinds(
+    pooling: TokenPooling, windows: Windows, rows: npt.NDArray[np.int64], special: Collection[int]
+) -> npt.NDArray[np.str_]:
+    """The kind of each vector that is kept of some windows: poolings are all of one."""
+    if pooling != "all":
+        return np.full(len(rows), POOLED)
+    first, lengths = windows.first_token[rows], windows.n_tokens[rows]
+    spans = [np.arange(start, start + n) for start, n in zip(first, lengths, strict=True)]
+    of_sample = np.isin(windows.input_ids[np.concatenate(spans)], [*special])
+    kinds = np.where(of_sample, "special", "ordinary")
+    kinds[np.cumsum(lengths) - lengths] = "first"
+    if windows.parts is not None:  # of each item that a window holds
+        parts = windows.parts[np.concatenate(spans)]
+        kinds[1:][parts[1:] != parts[:-1]] = "first"
+    return kinds
+
+
+def _raise_non_finite(
+    finite: Tensor, rows: npt.NDArray[np.int64], lengths: npt.NDArray[np.integer]
+) -> None:
+    """Name the first token and layer that is not finite, (tokens, layers)."""
+    token, layer = (int(i) for i in torch.nonzero(~finite)[0])
+    starts = np.cumsum(lengths) - lengths
+    window = int(np.searchsorted(starts, token, side="right")) - 1
+    raise NonFiniteError(
+        f"window {rows[window]} of the data, token {token - starts[window]}, layer {layer} of the "
+        "kept ones: the hidden state holds NaN or infinity; check the snapshot, extract with "
+        "precision 32, or replace and count them with --nonfinite record"
+    )

@@ -38,11 +38,10 @@ from bertvision.featurestore.format.encoding import decode_numpy
 from bertvision.featurestore.format.records import first_difference
 from bertvision.featurestore.lazy import SplitSource, decoded_layers, map_shards
 from bertvision.featurestore.split import ActivationSplit
-from bertvision.pipelines.encoders.poolings import (
+from bertvision.pipelines.encoders.kept_states import (
     KeptStates,
     check_poolings,
     kept_tokens,
-    pool_numpy,
 )
 from bertvision.pipelines.encoders.weights import has_pooler
 from bertvision.pipelines.extraction.contents import (
@@ -58,8 +57,8 @@ from bertvision.pipelines.extraction.job import (
 )
 from bertvision.pipelines.extraction.layers import kept_layers
 from bertvision.pipelines.extraction.pooled_split import PooledSplit
+from bertvision.pipelines.poolings import POOLINGS, TokenPooling, pool_numpy
 from bertvision.pipelines.stored_name import StoredName
-from bertvision.pipelines.tasks.registry import POOLINGS, TokenPooling
 from bertvision.pipelines.tasks.windows import Windows
 from bertvision.pipelines.workspace.records import read_snapshot_info
 from bertvision.pipelines.workspace.snapshots import load_snapshot_tokenizer
@@ -93,7 +92,9 @@ class StoredTokens:
         self.tokens: tuple[TokenPooling, ...] = tuple(layers)
         self.attention = str(split.record.provenance["attn_implementation"])
         self._split = split
-        self._layers = sorted({layer for of in layers.values() for layer in of})
+        self._layers = sorted(
+            {layer for layers_of_pooling in layers.values() for layer in layers_of_pooling}
+        )
         self._positions = split.layer_positions(self._layers)
         self._kept = KeptStates(layers, split.record.hidden_size, self.device)
         self._place = np.argsort(split.plan.example_id)
@@ -226,9 +227,9 @@ def pool_split(
 
     Args:
         split: a complete split of all tokens.
-        poolings: of cls, sep, mean and max; the order of the axis. Of an encoder whose windows do
-            not begin or end with a special token, cls or sep is a token like any other (see
-            `token_pooling.check_poolings`).
+        poolings: Some of `poolings.POOLINGS`, in the order of the axis. Of an encoder whose windows
+            do not begin or end with a special token, cls or sep is a token like any other (see
+            `encoders.kept_states.check_poolings`).
         layers: indices of hidden states, or all.
 
     Returns:
@@ -244,11 +245,11 @@ def pool_split(
             raise UnknownNameError(f"no pooling {pooling!r}: there are {', '.join(POOLINGS)}")
     if not poolings or len(set(poolings)) < len(poolings):
         raise InputError(f"poolings {list(poolings)}: name at least one, each once")
-    held = split.record.provenance.get("tokens", "all")
-    if held != "all":
+    tokens = split.record.provenance.get("tokens", "all")
+    if tokens != "all":
         raise InputError(
-            f"{split.name} holds one vector per window, its {held} pooling: take the split of all "
-            "tokens, or read this one as it is"
+            f"{split.name} holds one vector per window, its {tokens} pooling: take the split of "
+            "all tokens, or read this one as it is"
         )
     positions = tuple(split.layer_positions(layers))
     sizes = tuple(len(split.plan.examples_of(shard)) for shard in range(split.plan.n_shards))
@@ -302,35 +303,35 @@ def plan_jobs(
         ProvenanceError: the tokens that a split was begun from are gone.
         InputError: the encoder has no such hidden state.
     """
-    found: _Sources = {}
+    sources: _Sources = {}
     new = []
     for job in jobs:
-        for kept in job.options.tokens or ():
+        for pooling in job.options.tokens or ():
             # of stored tokens hidden states alone can be pooled
-            by_encoder = kept == "all" or job.options.sites is not None
-            begun = None if by_encoder else _begun(workspace, job, kept)
+            by_encoder = pooling == "all" or job.options.sites is not None
+            begun = None if by_encoder else _begun(workspace, job, pooling)
             if begun is not None:
-                if not mend and _stands_alone(workspace, job, kept, begun):
+                if not mend and _stands_alone(workspace, job, pooling, begun):
                     log.info(
                         "%s is complete, and stays as it is: the tokens that it was pooled from "
                         "are no longer stored",
                         begun.name,
                     )
                     continue
-                found[job, kept] = _tokens_of(workspace, job, kept, begun)
+                sources[job, pooling] = _tokens_of(workspace, job, pooling, begun)
             elif by_encoder:
-                found[job, kept] = None
+                sources[job, pooling] = None
             else:
-                found[job, kept] = find_tokens(workspace, job, kept)
-                new.append((job, kept))
-    if not lossy or any(found[key] is None for key in new):
+                sources[job, pooling] = find_tokens(workspace, job, pooling)
+                new.append((job, pooling))
+    if not lossy or any(sources[key] is None for key in new):
         for key in new:
-            tokens = found[key]
-            found[key] = tokens if tokens is not None and is_exact(tokens) else None
-    for job, kept in new:
-        if any(found[key] is None for key in new if key[0] == job):
-            found[job, kept] = None
-    return [part for job in jobs for part in _by_source(job, found)]
+            tokens = sources[key]
+            sources[key] = tokens if tokens is not None and is_exact(tokens) else None
+    for job, pooling in new:
+        if any(sources[key] is None for key in new if key[0] == job):
+            sources[job, pooling] = None
+    return [part for job in jobs for part in _by_source(job, sources)]
 
 
 def load_sources(
@@ -350,7 +351,7 @@ def load_sources(
     of_encoder = [job for job in jobs if job.pooled_from is None]
     if of_encoder:
         first = of_encoder[0]
-        every = dict.fromkeys(kept for job in of_encoder for kept in job.options.tokens or ())
+        every = dict.fromkeys(pooling for job in of_encoder for pooling in job.options.tokens or ())
         encoder = load_encoder(workspace, first.tag, replace(first.options, tokens=tuple(every)))
         loaded = dict.fromkeys(of_encoder, encoder)
     return loaded | {job: load_tokens(workspace, job) for job in jobs if job not in loaded}
@@ -439,12 +440,14 @@ def is_exact(split: ActivationSplit) -> bool:
     return split.record.encoding == _EXACT
 
 
-def _begun(workspace: Workspace, job: ExtractionJob, kept: TokenPooling) -> ActivationSplit | None:
-    return PooledSplit(workspace, job.tag, job.options.dataset, job.split, kept).find()
+def _begun(
+    workspace: Workspace, job: ExtractionJob, pooling: TokenPooling
+) -> ActivationSplit | None:
+    return PooledSplit(workspace, job.tag, job.options.dataset, job.split, pooling).find()
 
 
 def _stands_alone(
-    workspace: Workspace, job: ExtractionJob, kept: TokenPooling, begun: ActivationSplit
+    workspace: Workspace, job: ExtractionJob, pooling: TokenPooling, begun: ActivationSplit
 ) -> bool:
     """Whether a split is whole and just what is asked for, and the tokens it was made from gone."""
     record, options = begun.record, job.options
@@ -462,16 +465,16 @@ def _stands_alone(
     info = read_snapshot_info(workspace.require_snapshot(job.tag))
     same = replace(job, pooled_from=source)
     data = workspace.dataset(options.dataset)
-    wanted = provenance(workspace, data, info, same, kept, attention)
+    wanted = provenance(workspace, data, info, same, pooling, attention)
     made_from = without_digest(record.provenance)
     return (record.encoding, record.compression, record.layers, made_from) == (
-        *(options.encoding, options.compression, pooled_layers(workspace, job, kept)),
+        *(options.encoding, options.compression, pooled_layers(workspace, job, pooling)),
         wanted,
     )
 
 
 def _tokens_of(
-    workspace: Workspace, job: ExtractionJob, kept: TokenPooling, begun: ActivationSplit
+    workspace: Workspace, job: ExtractionJob, pooling: TokenPooling, begun: ActivationSplit
 ) -> ActivationSplit | None:
     """The tokens that a split was begun from; None where the encoder was run."""
     made_from = begun.record.provenance
@@ -479,7 +482,7 @@ def _tokens_of(
     if name is None:
         return None
     try:
-        tokens = open_tokens(workspace, job, kept)
+        tokens = open_tokens(workspace, job, pooling)
         if tokens.record.encoding != encoding:
             raise ProvenanceError(f"{tokens.name} is now of encoding {tokens.record.encoding}")
     except (StoreNotFoundError, UnknownNameError, IncompleteSplitError, ProvenanceError) as error:
@@ -493,13 +496,13 @@ def _tokens_of(
     return tokens
 
 
-def _by_source(job: ExtractionJob, found: _Sources) -> list[ExtractionJob]:
+def _by_source(job: ExtractionJob, sources: _Sources) -> list[ExtractionJob]:
     """The parts of the extraction of a split that have one source each."""
     parts: dict[TokenSplit | None, list[TokenPooling]] = {}
-    for kept in (kept for kept in job.options.tokens or () if (job, kept) in found):
-        tokens = found[job, kept]
+    for pooling in (pooling for pooling in job.options.tokens or () if (job, pooling) in sources):
+        tokens = sources[job, pooling]
         source = None if tokens is None else TokenSplit(tokens.split, tokens.record.encoding)
-        parts.setdefault(source, []).append(kept)
+        parts.setdefault(source, []).append(pooling)
     return [
         replace(job, pooled_from=source, options=replace(job.options, tokens=tuple(poolings)))
         for source, poolings in parts.items()

@@ -40,8 +40,8 @@ def evaluate_bert(workspace: Workspace, tag: str) -> BertScores:
         WorkspaceError: the snapshot or the data changed since it was made.
     """
     folder = workspace.bert_dir(tag)
-    if (held := kept_scores(workspace, tag, folder, BertScores, BERT_COMMAND)) is not None:
-        return held
+    if (kept_before := kept_scores(workspace, tag, folder, BertScores, BERT_COMMAND)) is not None:
+        return kept_before
     scores = scored(workspace, load_snapshot(workspace.snapshot_dir(tag)), folder)
     write_record(folder / "metrics.json", scores)
     return scores
@@ -67,9 +67,9 @@ def kept_scores(
     if not path.is_file():
         return None
     scores = read_record(path, kind, command)
-    kept = ["predictions.json", *(f"{split}.safetensors" for split in _splits(workspace))]
+    names = ["predictions.json", *(f"{split}.safetensors" for split in _splits(workspace))]
     same = scores.weights_sha256 == info.weights_sha256
-    return scores if same and _are_kept(folder, kept, scores) else None
+    return scores if same and _are_kept(folder, names, scores) else None
 
 
 def scored(
@@ -98,14 +98,14 @@ def scored(
     }
     used = made if task.tunes else {"dev": made["dev"]}
     logits = {split: each for split, (each, _) in used.items()}
-    found = task.score(logits["dev"], logits.get("tune"))
-    write_json(folder / "predictions.json", found.predictions)
+    scores = task.score(logits["dev"], logits.get("tune"))
+    write_json(folder / "predictions.json", scores.predictions)
     return BertScores(
         snapshot=str(SnapshotTag(info.tag)),
         weights_sha256=info.weights_sha256,
         split="dev",
-        rules=found.rules,
-        threshold_tuned_on="tune" if "tune" in logits and found.tuned else None,
+        rules=scores.rules,
+        threshold_tuned_on="tune" if "tune" in logits and scores.tuned else None,
         seconds={split: seconds for split, (_, seconds) in used.items()},
         sha256=digests_in(
             folder, ["predictions.json", *(f"{split}.safetensors" for split in splits)]

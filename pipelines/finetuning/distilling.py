@@ -60,11 +60,11 @@ def check_teacher(workspace: Workspace) -> TeacherFile | None:
     if settings.distil is None:
         return None
     other, tag = snapshot_at(settings.distil)
-    held = TeacherFile.find(other, tag, elsewhere=True)
-    if held.weights_sha256 != settings.teacher_sha256:
+    teacher = TeacherFile.find(other, tag, elsewhere=True)
+    if teacher.weights_sha256 != settings.teacher_sha256:
         raise ProvenanceError(
             f"{workspace.root} learns from {settings.distil} with the weights "
-            f"{str(settings.teacher_sha256)[:12]}…, and it now has {held.weights_sha256[:12]}…: "
+            f"{str(settings.teacher_sha256)[:12]}…, and it now has {teacher.weights_sha256[:12]}…: "
             "start another --workspace"
         )
     if difference := first_difference(_items(other.config), _items(workspace.config)):
@@ -75,7 +75,7 @@ def check_teacher(workspace: Workspace) -> TeacherFile | None:
             f"{_ALIKE if name == 'seed' else ''}start a new --workspace with the teacher's data, "
             "--seed and parts of them"
         )
-    return held
+    return teacher
 
 
 _ALIKE = (
@@ -95,11 +95,11 @@ def teacher_of(workspace: Workspace, windows: Windows) -> Teacher | None:
         WorkspaceError: the teacher's logits are not there, damaged, or of other windows.
         ProvenanceError: as of `check_teacher`.
     """
-    held, settings = check_teacher(workspace), workspace.config.finetune
-    if held is None:
+    teacher, settings = check_teacher(workspace), workspace.config.finetune
+    if teacher is None:
         return None
     return Teacher(
-        held.read(WindowIndex.of([], windows)),
+        teacher.read(WindowIndex.of([], windows)),
         None,
         temperature=settings.temperature,
         labels_weight=settings.labels_weight,

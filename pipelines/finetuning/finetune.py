@@ -285,5 +285,5 @@ def finetune_on(
     for variant in load_variants(workspace.config.finetune.variant):
         variant.check_shared(devices)
     asked = ["finetune", "--resume", "--json", "--workspace", str(workspace.root)]
-    found: dict[str, Any] = json.loads(launch(asked, devices))
-    return found
+    outcome: dict[str, Any] = json.loads(launch(asked, devices))
+    return outcome

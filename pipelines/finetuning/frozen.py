@@ -22,7 +22,7 @@ from bertvision.errors import InputError
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.precision import Precision, autocast
-from bertvision.pipelines.tasks.batch import Batch, Int64Array
+from bertvision.pipelines.tasks.windows import Batch, Int64Array
 from bertvision.pipelines.variants.variant import embeddings, transformer_layers
 from bertvision.pipelines.workspace.job_options import ExtractOptions
 from bertvision.pipelines.workspace.workspace import Workspace

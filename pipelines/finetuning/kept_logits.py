@@ -21,10 +21,9 @@ from bertvision.pipelines.encoders.loading import pad_id, takes_token_types
 from bertvision.pipelines.precision import Precision, autocast, device, resolve_precision
 from bertvision.pipelines.progress import progress
 from bertvision.pipelines.records import Count, Record
-from bertvision.pipelines.tasks.batch import collate
 from bertvision.pipelines.tasks.logits import Logits, WindowIndex
 from bertvision.pipelines.tasks.task import Task, load_task
-from bertvision.pipelines.tasks.windows import Windows
+from bertvision.pipelines.tasks.windows import Windows, collate
 from bertvision.pipelines.workspace.config import Tag
 from bertvision.pipelines.workspace.selection import check_split
 from bertvision.pipelines.workspace.snapshots import Snapshot, load_snapshot
@@ -68,12 +67,12 @@ def keep_logits(workspace: Workspace, tag: str, splits: Sequence[str]) -> list[K
     for split in splits:
         check_split(split, workspace.config.data, None)
     snapshot = load_snapshot(folder)
-    task, found = load_task(snapshot.info.task.name), []
+    task, predicted = load_task(snapshot.info.task.name), []
     for split in splits:
         command = f"bertvision logits --checkpoint {tag} --split {split}"
         logits, seconds = logits_on(workspace, tag, split, snapshot, task, command)
         path = workspace.bert_dir(tag) / f"{split}.safetensors"
-        found.append(
+        predicted.append(
             KeptLogits(
                 tag=tag,
                 split=split,
@@ -83,7 +82,7 @@ def keep_logits(workspace: Workspace, tag: str, splits: Sequence[str]) -> list[K
                 file=path.relative_to(workspace.root).as_posix(),
             )
         )
-    return found
+    return predicted
 
 
 def logits_on(

@@ -45,7 +45,7 @@ from bertvision.pipelines.finetuning.latency_record import (
 from bertvision.pipelines.precision import Precision, autocast, device, resolve_precision
 from bertvision.pipelines.progress import progress
 from bertvision.pipelines.records import write_record
-from bertvision.pipelines.tasks.batch import Batch, collate
+from bertvision.pipelines.tasks.windows import Batch, collate
 from bertvision.pipelines.training.trained_head import LoadedHead, load_head
 from bertvision.pipelines.workspace.heads import find_head
 from bertvision.pipelines.workspace.runs import Run
@@ -74,17 +74,17 @@ def quantise(workspace: Workspace, tag: str) -> QuantisedScores:
         WorkspaceError: the snapshot or the data changed since it was made.
     """
     source, folder = workspace.require_snapshot(tag), quantised_dir(workspace, tag)
-    held = kept_scores(workspace, tag, folder, QuantisedScores, quantise_command(tag))
-    if held is not None:
-        return held
+    kept_before = kept_scores(workspace, tag, folder, QuantisedScores, quantise_command(tag))
+    if kept_before is not None:
+        return kept_before
     snapshot = load_snapshot(source)
     model, layers = quantised(snapshot.model)
     again, whole = quantise_command(tag), None
-    found = scored(workspace, snapshot._replace(model=model), folder, _CPU, again)
+    measured = scored(workspace, snapshot._replace(model=model), folder, _CPU, again)
     if resolve_precision(workspace.config.finetune.precision) != "32":
         whole = scored(workspace, snapshot, folder / "float32", _CPU, again).rules
     scores = QuantisedScores(
-        **found.model_dump(),
+        **measured.model_dump(),
         layers=len(layers),
         bytes=_bytes(snapshot.model.base_model, layers),
         float_bytes=_bytes(snapshot.model.base_model, {}),

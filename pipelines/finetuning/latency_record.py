@@ -86,16 +86,18 @@ def read_latencies(workspace: Workspace, left_out: list[str]) -> list[Latencies]
         workspace: where it was measured.
         left_out: see `read_current`.
     """
-    found = read_current(workspace, workspace.root.glob(FILES), _read, left_out)
-    return sorted(found.values(), key=lambda measured: SnapshotTag(measured.tag))
+    latencies = read_current(workspace, workspace.root.glob(FILES), _read, left_out)
+    return sorted(latencies.values(), key=lambda measured: SnapshotTag(measured.tag))
 
 
 def _read(path: Path) -> Latencies:
     again = f"bertvision latency --checkpoint {path.stem}"
-    found = read_record(path, Latencies, again, "delete it, or measure again")
-    if found.tag != path.stem:
-        raise WorkspaceError(f"{path} is of the snapshot {found.tag}: `{again}` measures this one")
-    return found
+    latencies = read_record(path, Latencies, again, "delete it, or measure again")
+    if latencies.tag != path.stem:
+        raise WorkspaceError(
+            f"{path} is of the snapshot {latencies.tag}: `{again}` measures this one"
+        )
+    return latencies
 
 
 FOLDER = "quantised"

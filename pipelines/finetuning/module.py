@@ -21,8 +21,8 @@ from bertvision.pipelines.finetuning.frozen import FrozenLayers
 from bertvision.pipelines.finetuning.steps import Step
 from bertvision.pipelines.precision import autocast, resolve_precision
 from bertvision.pipelines.ranks import Rank
-from bertvision.pipelines.tasks.batch import Batch, Int64Array
 from bertvision.pipelines.tasks.task import Task
+from bertvision.pipelines.tasks.windows import Batch, Int64Array
 from bertvision.pipelines.training.group import Group
 from bertvision.pipelines.training.lightning import Clock, seconds_per_step
 from bertvision.pipelines.training.teacher import Teacher
@@ -130,10 +130,10 @@ class FinetuneModule(pl.LightningModule):
 
     def _dropout_seed(self, step: int, batch: int) -> int:
         """The same whenever the step is taken; another on each of several ranks."""
-        of = f"{self.settings.seed}/{step}/{batch}"
+        seed_text = f"{self.settings.seed}/{step}/{batch}"
         rank = self.group.rank
-        of += "" if rank.alone else f"/{rank.number}"
-        return int.from_bytes(hashlib.sha256(of.encode()).digest()[:8], "big")
+        seed_text += "" if rank.alone else f"/{rank.number}"
+        return int.from_bytes(hashlib.sha256(seed_text.encode()).digest()[:8], "big")
 
     def _loss(self, batch: Batch, rows: Int64Array) -> Tensor:
         """Loss, summed over the windows of a batch."""

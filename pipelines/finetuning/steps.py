@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from bertvision.pipelines.tasks.batch import Batch, Int64Array, collate
-from bertvision.pipelines.tasks.windows import Windows
+from bertvision.pipelines.tasks.windows import Batch, Int64Array, Windows, collate
 from bertvision.pipelines.workspace.config import Order
 
 

@@ -179,46 +179,46 @@ def _longest(chunk: pa.Array) -> int:
     return pc.max(pc.list_value_length(chunk)).as_py() or 0
 
 
-def _depth(of: pa.DataType) -> int:
+def _depth(kind: pa.DataType) -> int:
     """How many lists there are in one another: 2 of a sequence of vectors."""
-    of, depth = _storage(of), 0
-    while _is_list(of):
-        of, depth = of.value_type, depth + 1
+    kind, depth = _storage(kind), 0
+    while _is_list(kind):
+        kind, depth = kind.value_type, depth + 1
     return depth
 
 
-def _storage(of: pa.DataType) -> pa.DataType:
-    return of.storage_type if isinstance(of, pa.ExtensionType) else of
+def _storage(kind: pa.DataType) -> pa.DataType:
+    return kind.storage_type if isinstance(kind, pa.ExtensionType) else kind
 
 
-def _is_list(of: pa.DataType) -> bool:
+def _is_list(arrow_type: pa.DataType) -> bool:
     kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    return any(kind(of) for kind in kinds)
+    return any(kind(arrow_type) for kind in kinds)
 
 
 def _states_column(folder: Path, schema: pa.Schema) -> str:
     """The column of vectors, where there is one alone."""
-    found: list[str] = []
+    columns: list[str] = []
     for field in schema:
-        of, depth = _storage(field.type), _depth(field.type)
-        while _is_list(of):
-            of = of.value_type
-        if depth >= _ONE_LAYER and pa.types.is_floating(of) and not field.name.startswith(LABELS):
-            found.append(field.name)
-    if "hidden_states" in found:
+        kind, depth = _storage(field.type), _depth(field.type)
+        while _is_list(kind):
+            kind = kind.value_type
+        if depth >= _ONE_LAYER and pa.types.is_floating(kind) and not field.name.startswith(LABELS):
+            columns.append(field.name)
+    if "hidden_states" in columns:
         return "hidden_states"
-    if not found:
+    if not columns:
         raise InputError(
             f"{folder} has the columns {', '.join(schema.names)}, and none of them holds sequences "
             "of vectors: give a row for each text, with a list (tokens, hidden) or (tokens, "
             "layers, hidden) of floats"
         )
-    if len(found) > 1:
+    if len(columns) > 1:
         raise InputError(
-            f"{folder} has the columns {', '.join(schema.names)}, and {' and '.join(found)} of "
+            f"{folder} has the columns {', '.join(schema.names)}, and {' and '.join(columns)} of "
             "them hold sequences of vectors: name one with --column"
         )
-    return found[0]
+    return columns[0]
 
 
 def _plain(chunk: pa.Array) -> pa.Array:
@@ -256,9 +256,9 @@ def _value(where: str, chunk: pa.Array, row: int) -> npt.NDArray[Any] | None:
     return np.asarray(values.to_numpy(zero_copy_only=False)).reshape(shape)
 
 
-def _is_number(of: pa.DataType) -> bool:
+def _is_number(arrow_type: pa.DataType) -> bool:
     kinds = (pa.types.is_floating, pa.types.is_integer, pa.types.is_boolean)
-    return any(kind(of) for kind in kinds)
+    return any(kind(arrow_type) for kind in kinds)
 
 
 _INFO = "dataset_info.json"
@@ -360,17 +360,17 @@ class ArrowTarget(Target):
 
 def _type(empty: npt.NDArray[Any], depth: int) -> pa.DataType:
     """Lists in lists of the numbers of an array."""
-    of = pa.from_numpy_dtype(empty.dtype)
+    kind = pa.from_numpy_dtype(empty.dtype)
     for _ in range(depth):
-        of = pa.list_(of)
-    return of
+        kind = pa.list_(kind)
+    return kind
 
 
 def _lists(array: npt.NDArray[Any]) -> pa.Array:
     """One row: an array of any number of axes as lists in lists."""
-    found = pa.array(np.ascontiguousarray(array).reshape(-1))
+    values = pa.array(np.ascontiguousarray(array).reshape(-1))
     count = array.size
     for size in reversed(array.shape):
         count //= size
-        found = pa.ListArray.from_arrays(np.arange(count + 1, dtype=np.int32) * size, found)
-    return found
+        values = pa.ListArray.from_arrays(np.arange(count + 1, dtype=np.int32) * size, values)
+    return values

@@ -72,8 +72,8 @@ class Content:
     ) -> None:
         self.split, self.dtype = split.require_complete(), _DTYPES[dtype]
         self.positions = split.layer_positions(layers)
-        held: Sequence[int | str] = split.layer_names or split.record.layers
-        self.layers = [held[position] for position in self.positions]
+        layer_labels: Sequence[int | str] = split.layer_names or split.record.layers
+        self.layers = [layer_labels[position] for position in self.positions]
         rows, self.lengths = split.plan.example_id.tolist(), split.plan.n_tokens.astype(np.int64)
         table = split.table()
         self.keys, self.numbers = [str(row) for row in rows], rows

@@ -115,8 +115,8 @@ def export_split(
                 bar.update(per_shard[shard])
         target.finish()
         write_json(folder / RECORD, wanted.model_copy(update={"complete": True}).model_dump())
-    held = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
-    return Exported(split.name, str(folder), kind, dtype, len(content), written, held)
+    size_on_disk = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+    return Exported(split.name, str(folder), kind, dtype, len(content), written, size_on_disk)
 
 
 def _begun(folder: Path, wanted: ExportRecord) -> ExportRecord | None:
@@ -125,24 +125,24 @@ def _begun(folder: Path, wanted: ExportRecord) -> ExportRecord | None:
     Raises:
         InputError: the folder holds something else.
     """
-    found = read_export(folder)
-    if found is None:
-        held = (
+    record = read_export(folder)
+    if record is None:
+        files_there = (
             [path for path in folder.iterdir() if not path.name.startswith(".")]
             if (folder.is_dir())
             else []
         )
-        if held or folder.is_file():
+        if files_there or folder.is_file():
             raise InputError(f"{folder} is there and no export: name an empty folder, or a new one")
         return None
     names = set(ExportRecord.model_fields) - {"complete"}
-    if differs := first_difference(found.model_dump(), wanted.model_dump(), sorted(names)):
+    if differs := first_difference(record.model_dump(), wanted.model_dump(), sorted(names)):
         field, there, here = differs
         raise InputError(
             f"{folder} holds an export with {field} = {there!r}, now it is {here!r}: name another "
             "folder"
         )
-    return found
+    return record
 
 
 def _check_space(folder: Path, content: Content) -> None:

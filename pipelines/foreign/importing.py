@@ -83,10 +83,10 @@ def find_source(
         )
     if exported is not None and kind is None:
         kind = exported.format
-    found = _folder(path, column, kind)
+    source = _folder(path, column, kind)
     if exported is not None:
-        found.layer_names = exported.layers
-    return found
+        source.layer_names = exported.layers
+    return source
 
 
 def _folder(path: Path, column: str | None, kind: str | None) -> Source:
@@ -143,26 +143,26 @@ def _array(
         )
     raw = dtype is not None and shape is not None
     states = load_raw(path, dtype, shape) if dtype and shape else load_array(path)
-    beside = [None if of is None else load_array(of) for of in (lengths, input_ids)]
+    beside = [None if given is None else load_array(given) for given in (lengths, input_ids)]
     return NumpyArray(states, *beside, is_bfloat16=raw and dtype == "bfloat16")
 
 
 def _unknown(path: Path) -> str:
-    held = sorted({p.suffix for p in path.iterdir()} - {""}) if path.is_dir() else [path.suffix]
+    endings = sorted({p.suffix for p in path.iterdir()} - {""}) if path.is_dir() else [path.suffix]
     advice = ""
-    if set(held) & {".pt", ".pth", ".pkl"}:
+    if set(endings) & {".pt", ".pth", ".pkl"}:
         advice = "; what torch.save or pickle wrote is not opened, as it can run code: save it as "
         advice += "safetensors with the program that it is from"
-    elif ".zst" in held:
+    elif ".zst" in endings:
         advice = "; unpack *.zst first, with `zstd -d`"
-    elif ".npz" in held:
+    elif ".npz" in endings:
         advice = "; save each array of an .npz, as numpy.load gives it, as .npy"
-    elif set(held) & {".h5", ".hdf5"}:
+    elif set(endings) & {".h5", ".hdf5"}:
         advice = "; save the arrays of HDF5 as .npy, or as safetensors"
     elif (path / "dataset_dict.json").is_file():
         advice = "; it has several splits: name the folder of one"
     return (
-        f"{path} holds no hidden states that are known (it has {', '.join(held) or 'nothing'}): "
+        f"{path} holds no hidden states that are known (it has {', '.join(endings) or 'nothing'}): "
         "safetensors or npy files, a DeepSpec cache, or a data set that `datasets` saved" + advice
     )
 
@@ -297,9 +297,9 @@ def import_source(
         skipped |= writer.dropped
         added = len(writer) - len(there)
         done = writer.finish(permute)
-    held: list[int] | list[str] = done.layer_names or [*done.record.layers]
+    layer_labels: list[int] | list[str] = done.layer_names or [*done.record.layers]
     size = store.stored_bytes(tag, split)
-    return Imported(tag, split, source.kind, len(done), added, skipped, size, held)
+    return Imported(tag, split, source.kind, len(done), added, skipped, size, layer_labels)
 
 
 def _first(source: Source, skipped: dict[str, str], skip_bad: bool) -> Sample:

@@ -123,11 +123,11 @@ class NumpyArray(Source):
         states = as_layers(name, self._tensor(self._part(self._states, position)))
         ids = None if self._ids is None else native(self._part(self._ids, position))
         labels, fields = {}, {}
-        for of, array in self._beside.items():
-            if of.startswith(LABELS):
-                labels[of.removeprefix(LABELS)] = native(array[position])
+        for path_of_name, array in self._beside.items():
+            if path_of_name.startswith(LABELS):
+                labels[path_of_name.removeprefix(LABELS)] = native(array[position])
             else:
-                fields[of] = native(self._part(array, position))
+                fields[path_of_name] = native(self._part(array, position))
         return Sample(states, ids, labels, fields)
 
     def _part(self, array: npt.NDArray[Any], position: int) -> npt.NDArray[Any]:
@@ -186,17 +186,17 @@ def load_array(path: Path) -> npt.NDArray[Any]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of headers of old versions, and sizes that overflow
-            found = np.load(path, mmap_mode="r", allow_pickle=False)
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # the header is parsed as Python's, which fails in many ways
         raise InputError(f"{path} is no whole .npy file of numbers: {error}") from None
-    if not isinstance(found, np.ndarray) or not found.ndim:
+    if not isinstance(array, np.ndarray) or not array.ndim:
         raise InputError(f"{path} is no array of hidden states: give .npy files of one array each")
-    if not found.size or found.dtype.kind not in "biuf":
+    if not array.size or array.dtype.kind not in "biuf":
         raise InputError(
-            f"{path} holds {found.dtype} of shape {found.shape}: give an array of numbers, no axis "
+            f"{path} holds {array.dtype} of shape {array.shape}: give an array of numbers, no axis "
             "of which is 0"
         )
-    return found
+    return array
 
 
 def load_raw(path: Path, dtype: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:

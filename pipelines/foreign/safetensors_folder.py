@@ -52,7 +52,7 @@ class SafetensorsFolder(Source):
     kind = "safetensors"
 
     def __init__(self, folder: Path) -> None:
-        found, bad = dict[str, Path](), dict[str, str]()
+        files, bad = dict[str, Path](), dict[str, str]()
         self.longest = 0
         for path in sorted(files_of(folder, ".safetensors"), key=_order):
             try:
@@ -60,13 +60,13 @@ class SafetensorsFolder(Source):
             except InputError as error:
                 bad[_key(path)] = str(error)
                 continue
-            if key in found:
+            if key in files:
                 raise InputError(
-                    f"{path} and {found[key]} are both of example {key!r}: remove one of them"
+                    f"{path} and {files[key]} are both of example {key!r}: remove one of them"
                 )
-            found[key] = path
+            files[key] = path
             self.longest = max(self.longest, tokens)
-        self.keys, self._paths, self.bad = list(found), list(found.values()), bad
+        self.keys, self._paths, self.bad = list(files), list(files.values()), bad
 
     def read(self, position: int) -> Sample:
         """See `Source.read`."""
@@ -97,8 +97,8 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def _key(path: Path) -> str:
-    found = _NUMBERED.fullmatch(path.stem)
-    return found[1] if found else path.stem
+    number = _NUMBERED.fullmatch(path.stem)
+    return number[1] if number else path.stem
 
 
 def _order(path: Path) -> tuple[int, str]:
@@ -179,9 +179,9 @@ class SafetensorsTarget(Target):
 
     def finish(self) -> None:
         """See `Target.finish`."""
-        found = {path.name for path in self._folder.glob("*.safetensors")}
-        if found != set(self._files):
+        names = {path.name for path in self._folder.glob("*.safetensors")}
+        if names != set(self._files):
             raise InputError(
-                f"{self._folder} holds {counted(len(found), 'file')}, {len(self._files):,} are "
+                f"{self._folder} holds {counted(len(names), 'file')}, {len(self._files):,} are "
                 "due: something removed or added some meanwhile; run the same command again"
             )

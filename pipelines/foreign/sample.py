@@ -118,7 +118,7 @@ def sample_of(name: str, tensors: Mapping[str, Tensor]) -> Sample:
     states = as_layers(name, given)
     if (scales := tensors.get(_SCALES)) is not None:
         states = _scaled(name, states, scales, given.ndim)
-    tokens = next((tensors[of] for of in _IDS if of in tensors), None)
+    tokens = next((tensors[places] for places in _IDS if places in tensors), None)
     ids = None if tokens is None else whole_numbers(name, tokens)
     check_ids(name, states.shape, ids)
     labels, fields = {}, {}

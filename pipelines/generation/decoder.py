@@ -77,8 +77,8 @@ class Chooser:
         # may change with the last digit, and with it every token behind
         reached = likely.cumsum(dim=1)
         drawn = torch.tensor([[self._draws[row].random()] for row in rows], dtype=torch.float64)
-        found = torch.searchsorted(reached, drawn.to(reached) * reached[:, -1:], right=True)
-        return found.squeeze(1).clamp(max=logits.shape[1] - 1).cpu()
+        chosen = torch.searchsorted(reached, drawn.to(reached) * reached[:, -1:], right=True)
+        return chosen.squeeze(1).clamp(max=logits.shape[1] - 1).cpu()
 
 
 def nucleus(likely: Tensor, top_p: float) -> Tensor:
@@ -189,10 +189,10 @@ class Decoder:
         inputs: dict[str, Any] = {"input_ids": ids.to(where), "attention_mask": real.long()}
         if self._places:
             inputs["position_ids"] = (real.long().cumsum(1) - 1).clamp(min=0)[:, -seq:]
-        kept: list[Tensor] = [torch.empty(0)] * len(self._layers)
+        states_of_layer: list[Tensor] = [torch.empty(0)] * len(self._layers)
 
         def keep(number: int, state: Tensor) -> None:
-            kept[number] = state.to("cpu", torch.float32, copy=True)
+            states_of_layer[number] = state.to("cpu", torch.float32, copy=True)
 
         with torch.inference_mode(), autocast(self._precision, where):
             if self._taps is not None:
@@ -203,7 +203,7 @@ class Decoder:
                 for number, layer in enumerate(self._layers):
                     keep(number, output.hidden_states[layer])
         logits = output.logits[:, -1].float()
-        return Pass(logits, torch.stack(kept, dim=2)), output.get("past_key_values")
+        return Pass(logits, torch.stack(states_of_layer, dim=2)), output.get("past_key_values")
 
     def _check(self) -> None:
         """Compare states of a few tokens, read at once, with what reading token by token gives."""
@@ -276,5 +276,5 @@ class Reading:
         self._cache.batch_select_indices(chosen.to(self._decoder.device))
 
 
-def _alike(found: Tensor, wanted: Tensor) -> bool:
-    return distance(found, wanted) <= _ALIKE
+def _alike(states: Tensor, wanted: Tensor) -> bool:
+    return distance(states, wanted) <= _ALIKE

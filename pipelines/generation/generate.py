@@ -30,12 +30,12 @@ from bertvision.pipelines.encoders.sites.names import choose_sites
 from bertvision.pipelines.extraction.layers import kept_layers
 from bertvision.pipelines.generation.decoder import Chooser, Decoder
 from bertvision.pipelines.generation.loading import LoadedDecoder, TextSettings
-from bertvision.pipelines.generation.options import GenerateOptions
 from bertvision.pipelines.generation.prompts import Prompt, digest
 from bertvision.pipelines.precision import resolve_precision
 from bertvision.pipelines.progress import progress
 from bertvision.pipelines.tasks.windows import Int32Array
 from bertvision.pipelines.text import size
+from bertvision.pipelines.workspace.job_options import GenerateOptions
 
 FINISH_REASONS = ("stop", "length", "context")
 """Why a text ends, by its number in the store: its last token is one that ends texts; it has as
@@ -89,7 +89,10 @@ def go_on(
     ]
     reading = decoder.begin()
     given = reading.feed(*decoder.padded([prompt.ids for prompt in prompts]))
-    states = [[of[-len(p.ids) :]] for p, of in zip(prompts, given.states, strict=True)]
+    states = [
+        [states_of_prompt[-len(p.ids) :]]
+        for p, states_of_prompt in zip(prompts, given.states, strict=True)
+    ]
     written: list[list[int]] = [[] for _ in prompts]
     reasons: dict[int, int] = {}
     rows, logits = list(range(len(prompts))), given.logits
@@ -407,8 +410,8 @@ def _tokenizer(split: ActivationSplit, given: str | None) -> Any:
     if name is None:
         name, revision = str(made_from.get("model")), made_from.get("model_revision")
     local = Path(name).expanduser()
-    found = local if local.is_dir() else fetch(name, None if revision is None else str(revision))
-    tokenizer = load_tokenizer(found)
+    folder = local if local.is_dir() else fetch(name, None if revision is None else str(revision))
+    tokenizer = load_tokenizer(folder)
     if tokenizer_digest(tokenizer) != made_from.get("tokenizer_sha256"):
         raise InputError(
             f"the tokenizer of {name} is not the one that {split.name} was made with: name the "
@@ -425,8 +428,8 @@ def _texts(split: ActivationSplit, tokenizer: Any, order: list[int]) -> Iterator
         span = slice(begin, begin + int(plan.n_tokens[example]))
         tokens, new = ids[span], generated[span] == 1
         whole, before = (
-            tokenizer.decode(of, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-            for of in (tokens, tokens[~new])
+            tokenizer.decode(some, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+            for some in (tokens, tokens[~new])
         )
         if whole.startswith(before):  # a decoder of pieces drops the space in front of the first
             completion = whole[len(before) :]

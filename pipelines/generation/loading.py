@@ -135,42 +135,42 @@ class TextSettings:
             prompt_tokens: Tokens of the prompt.
             longest: Tokens of the text at most, its prompt included.
         """
-        of, stops = self._values, self._stops
+        settings, stops = self._values, self._stops
         done: list[Any] = []
-        if (bias := of.get("sequence_bias")) is not None:
+        if (bias := settings.get("sequence_bias")) is not None:
             done.append(SequenceBiasLogitsProcessor(bias))
-        if (penalty := of.get("repetition_penalty")) is not None:
+        if (penalty := settings.get("repetition_penalty")) is not None:
             done.append(RepetitionPenaltyLogitsProcessor(float(penalty)))
-        if (size := of.get("no_repeat_ngram_size")) is not None:
+        if (size := settings.get("no_repeat_ngram_size")) is not None:
             done.append(NoRepeatNGramLogitsProcessor(size))
-        if (words := of.get("bad_words_ids")) is not None:
+        if (words := settings.get("bad_words_ids")) is not None:
             done.append(NoBadWordsLogitsProcessor(words, stops if len(stops) else None))
-        if (least := of.get("min_length")) is not None and len(stops):
+        if (least := settings.get("min_length")) is not None and len(stops):
             done.append(MinLengthLogitsProcessor(least, stops))
-        if (least := of.get("min_new_tokens")) is not None and len(stops):
+        if (least := settings.get("min_new_tokens")) is not None and len(stops):
             done.append(MinNewTokensLengthLogitsProcessor(prompt_tokens, least, stops))
-        if (first := of.get("forced_bos_token_id")) is not None:
+        if (first := settings.get("forced_bos_token_id")) is not None:
             done.append(ForcedBOSTokenLogitsProcessor(first))
-        if (last := of.get("forced_eos_token_id")) is not None:
+        if (last := settings.get("forced_eos_token_id")) is not None:
             done.append(ForcedEOSTokenLogitsProcessor(longest, last))
-        if (decay := of.get("exponential_decay_length_penalty")) is not None and len(stops):
+        if (decay := settings.get("exponential_decay_length_penalty")) is not None and len(stops):
             done.append(ExponentialDecayLengthPenalty(tuple(decay), stops, prompt_tokens))
-        if (never := of.get("suppress_tokens")) is not None:
+        if (never := settings.get("suppress_tokens")) is not None:
             done.append(SuppressTokensLogitsProcessor(never))
-        if (never := of.get("begin_suppress_tokens")) is not None:
-            begin = prompt_tokens + (prompt_tokens == 1 and "forced_bos_token_id" in of)
+        if (never := settings.get("begin_suppress_tokens")) is not None:
+            begin = prompt_tokens + (prompt_tokens == 1 and "forced_bos_token_id" in settings)
             done.append(SuppressTokensAtBeginLogitsProcessor(never, begin))
         return LogitsProcessorList(done)
 
 
-def _warpers(of: Mapping[str, Any]) -> tuple[LogitsProcessorList, LogitsProcessorList]:
+def _warpers(settings: Mapping[str, Any]) -> tuple[LogitsProcessorList, LogitsProcessorList]:
     """Processors of logits before tokens are drawn: in front of the nucleus, and behind it."""
-    before = [TopKLogitsWarper(of["top_k"])] if "top_k" in of else []
+    before = [TopKLogitsWarper(settings["top_k"])] if "top_k" in settings else []
     kinds: dict[str, Any] = {
         **{"min_p": MinPLogitsWarper, "typical_p": TypicalLogitsWarper},
         **{"epsilon_cutoff": EpsilonLogitsWarper, "eta_cutoff": EtaLogitsWarper},
     }
-    after = [kind(of[name]) for name, kind in kinds.items() if name in of]
+    after = [kind(settings[name]) for name, kind in kinds.items() if name in settings]
     return LogitsProcessorList(before), LogitsProcessorList(after)
 
 
@@ -208,14 +208,14 @@ def load_decoder(name: str, revision: str | None = None) -> LoadedDecoder:
     Raises:
         InputError: there is none, its family cannot generate, or its weights lack a part.
     """
-    found = find_pretrained(name, revision)
-    tokenizer = load_tokenizer(found.folder)
-    model, missing = load_reported(found.folder, AutoModelForCausalLM)
+    pretrained = find_pretrained(name, revision)
+    tokenizer = load_tokenizer(pretrained.folder)
+    model, missing = load_reported(pretrained.folder, AutoModelForCausalLM)
     if missing:
         raise InputError(
-            f"the weights in {found.folder} lack {counted(len(missing), 'part')} of a decoder with "
-            f"its output layer, such as {missing[0]}: they are those of a model that writes no "
-            "text; take a checkpoint of a causal language model, such as openai-community/gpt2"
+            f"the weights in {pretrained.folder} lack {counted(len(missing), 'part')} of a decoder "
+            f"with its output layer, such as {missing[0]}: they are those of a model that writes "
+            "no text; take a checkpoint of a causal language model, such as openai-community/gpt2"
         )
     stops = _stops(model, tokenizer)
     return LoadedDecoder(
@@ -224,10 +224,10 @@ def load_decoder(name: str, revision: str | None = None) -> LoadedDecoder:
         dimensions(model.config, tokenizer).max_length,
         stops,
         {
-            "model": found.name_or_path,
-            "model_revision": found.revision,
-            "weights_sha256": weights_digest(found.folder),
-            "config_sha256": sha256_of_files([found.folder / "config.json"]),
+            "model": pretrained.name_or_path,
+            "model_revision": pretrained.revision,
+            "weights_sha256": weights_digest(pretrained.folder),
+            "config_sha256": sha256_of_files([pretrained.folder / "config.json"]),
             "stop_ids": ",".join(map(str, stops)),
         },
     )
@@ -236,7 +236,10 @@ def load_decoder(name: str, revision: str | None = None) -> LoadedDecoder:
 def _stops(model: PreTrainedModel, tokenizer: Any) -> tuple[int, ...]:
     """The tokens that end a text: those of the model, or else the tokenizer's."""
     settings = (getattr(model, "generation_config", None), model.config)
-    for named in (*(getattr(of, "eos_token_id", None) for of in settings), tokenizer.eos_token_id):
+    for named in (
+        *(getattr(one, "eos_token_id", None) for one in settings),
+        tokenizer.eos_token_id,
+    ):
         ids = named if isinstance(named, list) else [named]
         if known := sorted({i for i in ids if isinstance(i, int) and 0 <= i < len(tokenizer)}):
             return tuple(known)

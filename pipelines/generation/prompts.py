@@ -19,9 +19,8 @@ from bertvision.pipelines.encoders.loading import check_token_ids
 from bertvision.pipelines.tasks.chat import read_messages, reads_clock, to_be_answered
 from bertvision.pipelines.tasks.data import TaskConfig, as_date
 from bertvision.pipelines.tasks.documents import find_rows, read_items
-from bertvision.pipelines.tasks.special_tokens import Template
 from bertvision.pipelines.tasks.task import load_task
-from bertvision.pipelines.tasks.windows import Int32Array
+from bertvision.pipelines.tasks.windows import Int32Array, Template
 
 log = logging.getLogger(__name__)
 
@@ -88,22 +87,22 @@ def read_prompts(
         path = find_rows(source, split, task)
         rows = read_items(source, split, path, [["messages"]], _asked, skip_bad=skip_bad).items
     tokens = _chat_tokens(tokenizer, date) if task == "chat" else _text_tokens(tokenizer)
-    found, bad = [], []
+    prompts, bad = [], []
     for row in rows:
         try:
             ids = _checked(tokens(row.given), longest)
             check_token_ids(ids, tokenizer, model)
-            found.append(Prompt(as_key(row.key), ids))
+            prompts.append(Prompt(as_key(row.key), ids))
         except InputError as error:
             if not skip_bad:
                 hint = ". --skip-bad leaves such prompts out" if len(rows) > 1 else ""
                 raise InputError(f"{source}, {row.key}: {error}{hint}") from error
             bad.append(f"{row.key}: {error}")
-    if not found:
+    if not prompts:
         raise InputError(f"{source}: no prompt is left after skipping {len(bad)}: {bad[0]}")
     if bad:
         log.warning("%s left out: %s", counted(len(bad), "prompt"), bad[0])
-    return found
+    return prompts
 
 
 def prompt_date(

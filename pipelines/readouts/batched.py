@@ -275,14 +275,14 @@ class Stack(Generic[B]):
 
     def _leave(self, left: Bools) -> None:
         """Go on with these models as if the others had never been there."""
-        kept = torch.from_numpy(left).to(self._which.device)
+        rows = torch.from_numpy(left).to(self._which.device)
         states = [self.optimiser.state[p] for p in self.parameters]
-        models, self._which = len(self._which), self._which[kept]
-        self.parameters = [p[kept].requires_grad_() for p in self.parameters]
+        models, self._which = len(self._which), self._which[rows]
+        self.parameters = [p[rows].requires_grad_() for p in self.parameters]
         self.optimiser = self._make(self.parameters)
         for parameter, state in zip(self.parameters, states, strict=True):
             self.optimiser.state[parameter] = {
-                key: value[kept] if value.shape[:1] == (models,) else value
+                key: value[rows] if value.shape[:1] == (models,) else value
                 for key, value in state.items()
             }
         self._rule.keep(left)

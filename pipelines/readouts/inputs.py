@@ -11,12 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from bertvision.errors import WorkspaceError
-from bertvision.featurestore.format.names import EncodingName, SnapshotTag
+from bertvision.featurestore.format.layout import EncodingName
+from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.storage.lock import exclusive
 from bertvision.pipelines.extraction.features import ensure_features
 from bertvision.pipelines.extraction.layers import LayerChoice, Layers, needed_layers
 from bertvision.pipelines.extraction.pooled_split import PooledSplit
-from bertvision.pipelines.tasks.registry import TokenPooling
+from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.workspace.dataset import Dataset
 from bertvision.pipelines.workspace.workspace import Workspace
 

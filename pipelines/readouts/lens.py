@@ -70,8 +70,8 @@ class TrainedLens:
     def features(self, place: int, states: Float32s) -> Float32s:
         """(tokens, width) of (tokens, hidden) states of the layer at ``place``."""
         matrix, offset, _ = self._maps[place]
-        found: Float32s = states @ matrix.T + offset
-        return found
+        features: Float32s = states @ matrix.T + offset
+        return features
 
     def bias(self, place: int) -> Float32s:
         """(vocabulary,) of the layer at ``place``."""
@@ -194,5 +194,5 @@ def dropped(states: Tensor, share: float, random: torch.Generator) -> Tensor:
         share: Share of the channels, from 0 to below 1.
         random: Generator of their device.
     """
-    kept = torch.rand(states.shape, generator=random, device=states.device) >= share
-    return states * kept / (1 - share)
+    is_kept = torch.rand(states.shape, generator=random, device=states.device) >= share
+    return states * is_kept / (1 - share)

@@ -23,8 +23,8 @@ CROSS_ENCODER = "cross-encoder"
 PairScorerName = Literal["cosine", "trained"]
 PAIR_SCORERS: tuple[PairScorerName, ...] = get_args(PairScorerName)
 """Scorers of the similarity of two sentences."""
-Metric = Literal["uuas", "dspr", "root", "nspr", "upos", "relation"]
-METRICS: tuple[Metric, ...] = get_args(Metric)
+SyntaxMetric = Literal["uuas", "dspr", "root", "nspr", "upos", "relation"]
+SYNTAX_METRICS: tuple[SyntaxMetric, ...] = get_args(SyntaxMetric)
 """Metrics of syntax: two of the distance probe, two of the depth probe, two of edge probes."""
 Baseline = Literal["chain", "random", "majority"]
 BASELINES: tuple[Baseline, ...] = get_args(Baseline)

@@ -15,7 +15,7 @@ from bertvision.pipelines.tasks.data import Sentence
 from bertvision.pipelines.tasks.sentences.ranking import WikiqaTask
 from bertvision.pipelines.tasks.sentences.similarity import SimilarityTask
 from bertvision.pipelines.tasks.soundness import SplitSoundness, soundness
-from bertvision.pipelines.tasks.trees.treebank import TreebankTask
+from bertvision.pipelines.tasks.treebank import TreebankTask
 from bertvision.pipelines.uncertainty import cluster_numbers
 from bertvision.pipelines.workspace.dataset import Dataset
 

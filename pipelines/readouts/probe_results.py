@@ -20,6 +20,7 @@ from bertvision.featurestore.format.records import Provenance
 from bertvision.pipelines.extraction.layers import Layers, layers_text, wanted_layers
 from bertvision.pipelines.extraction.pooled_split import PooledSplit
 from bertvision.pipelines.measurements import Measurements
+from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.precision import device
 from bertvision.pipelines.progress import progress
 from bertvision.pipelines.readouts.batched import Bools
@@ -42,7 +43,6 @@ from bertvision.pipelines.readouts.probe_measures import (
     measure_mdl,
 )
 from bertvision.pipelines.records import digest_of
-from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.tasks.soundness import SplitSoundness, doubts, is_doubtful
 from bertvision.pipelines.uncertainty import share, share_difference
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -135,11 +135,11 @@ class ProbeFile(Measurements):
 
     def resume(self, root: Path) -> Self:
         """As `Measurements.resume`; a file of before is told of doubts about its data."""
-        kept = super().resume(root)
-        if kept.soundness is None and self.doubts:
-            kept = kept.model_copy(update={"soundness": self.soundness})
-            kept.write(root)  # reports are to mark it, even where nothing is left to be trained
-        return kept
+        resumed = super().resume(root)
+        if resumed.soundness is None and self.doubts:
+            resumed = resumed.model_copy(update={"soundness": self.soundness})
+            resumed.write(root)  # reports are to mark it, even where nothing is left to be trained
+        return resumed
 
     def find(self, layers: Layers) -> ProbeRecord | None:
         """The probe on an input, if it was trained."""
@@ -369,8 +369,8 @@ class Probing:
         if need == "probe":
             self._train(problem, group)
             return
-        kept = [self.files[key.pooling].find(key.layers) for key in group]
-        records = [record for record in kept if record is not None]  # needs begin with the probe
+        rows = [self.files[key.pooling].find(key.layers) for key in group]
+        records = [record for record in rows if record is not None]  # needs begin with the probe
         if need == "mdl":
             for record, code in zip(records, measure_mdl(problem, self.data), strict=True):
                 record.mdl = code

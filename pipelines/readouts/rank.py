@@ -358,8 +358,8 @@ def score(scorer: Scorer, vectors: Vectors, candidates: Candidates) -> npt.NDArr
             scorer(*vectors, query[at : at + at_once], passage[at : at + at_once]).cpu()
             for at in range(0, len(candidates), at_once)
         ]
-    found: npt.NDArray[np.float32] = torch.cat(blocks, 1).numpy()
-    return found
+    scores: npt.NDArray[np.float32] = torch.cat(blocks, 1).numpy()
+    return scores
 
 
 def hinge_loss(scores: Tensor, batch: Batch, margin: float) -> Tensor:

@@ -208,12 +208,17 @@ def expected_at_random(label: Ints, question: Ints) -> QuestionScores:
         question: (pairs,) index of the question.
     """
     sizes, positives = np.bincount(question), np.bincount(question, weights=label).astype(np.int64)
-    found = positives > 0
+    has_answer = positives > 0
     expected = {
         (n, r): _expected(n, r)
-        for n, r in {(int(n), int(r)) for n, r in zip(sizes[found], positives[found], strict=True)}
+        for n, r in {
+            (int(n), int(r)) for n, r in zip(sizes[has_answer], positives[has_answer], strict=True)
+        }
     }
-    rows = [expected[int(n), int(r)] for n, r in zip(sizes[found], positives[found], strict=True)]
+    rows = [
+        expected[int(n), int(r)]
+        for n, r in zip(sizes[has_answer], positives[has_answer], strict=True)
+    ]
     ap, rr, p1 = np.array(rows, np.float64).reshape(-1, 3).T
     return QuestionScores(ap, rr, p1)
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field, JsonValue, ValidationError, model_validator
 
+from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.readouts.batched import Floats
 from bertvision.pipelines.readouts.options import CROSS_ENCODER
 from bertvision.pipelines.readouts.rank_metrics import (
@@ -23,7 +24,6 @@ from bertvision.pipelines.readouts.rank_metrics import (
     summary,
 )
 from bertvision.pipelines.records import Count, Record, read_record, what_is_wrong
-from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.text import format_table, interval, number
 from bertvision.pipelines.uncertainty import deviation, format_p, paired_bootstrap
 from bertvision.pipelines.workspace.config import Tag

@@ -23,6 +23,7 @@ from bertvision.pipelines.extraction.pooled_split import PooledSplit
 from bertvision.pipelines.files import new_folder, write_text
 from bertvision.pipelines.finetuning.kept_logits import predict_logits
 from bertvision.pipelines.measurements import check_made_from
+from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.precision import device, resolve_precision
 from bertvision.pipelines.readouts.inputs import (
     Extraction,
@@ -54,7 +55,6 @@ from bertvision.pipelines.readouts.rank_results import (
     system_row,
 )
 from bertvision.pipelines.records import write_record
-from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.tasks.sentences.ranking import (
     PARTS,
     SPLITS,
@@ -120,10 +120,10 @@ class Job:
         folder = self.folder / path
         if not (folder / FILE).is_file():
             return None
-        kept = read_ranked(folder / FILE)
+        ranked = read_ranked(folder / FILE)
         mend = "give the same, use another --workspace, or delete that folder"
-        check_made_from(folder, kept.settings, settings, mend)
-        return kept
+        check_made_from(folder, ranked.settings, settings, mend)
+        return ranked
 
     def write(
         self,
@@ -278,11 +278,12 @@ def _job(workspace: Workspace, name: str, scorers: Sequence[str], training: Rank
     candidates = {
         part: Candidates.of(data, part) for part in PARTS if part in there or part in needed
     }
-    for part, found in candidates.items():
-        if not found.label.any():
+    for part, candidates_of_part in candidates.items():
+        if not candidates_of_part.label.any():
             raise InputError(
-                f"no question of {part} has a positive passage among its {len(found):,} "
-                f"candidates: nothing can be learned or scored there; check the labels of {part}"
+                f"no question of {part} has a positive passage among its "
+                f"{len(candidates_of_part):,} candidates: nothing can be learned or scored there; "
+                f"check the labels of {part}"
             )
     return Job(workspace, name, data, candidates, training)
 
@@ -421,8 +422,8 @@ def _rank_systems(
         for seed in range(1 if scorer == "cosine" else seeds)
         for system in [System(tag, pooling, layer, scorer, seed)]
     }
-    kept = {system: job.find(system.path, settings) for system, settings in systems.items()}
-    records = {system: record for system, record in kept.items() if record is not None}
+    ranked = {system: job.find(system.path, settings) for system, settings in systems.items()}
+    records = {system: record for system, record in ranked.items() if record is not None}
     missing = [system for system in systems if system not in records]
     for chunk in _chunks(missing, job):
         inputs = list(dict.fromkeys(system.layers for system in chunk))

@@ -29,7 +29,6 @@ from bertvision.pipelines.readouts.batched import (
 from bertvision.pipelines.readouts.inputs import Float32s, check_unchanged
 from bertvision.pipelines.readouts.options import SimilarityOptions
 from bertvision.pipelines.tasks.data import Sentence
-from bertvision.pipelines.tasks.grouping import linked
 from bertvision.pipelines.tasks.sentences.similarity import (
     HIGH,
     SIMILARITY,
@@ -38,7 +37,7 @@ from bertvision.pipelines.tasks.sentences.similarity import (
     SimilarityTask,
     read_similarity,
 )
-from bertvision.pipelines.tasks.soundness import SplitSoundness, soundness
+from bertvision.pipelines.tasks.soundness import SplitSoundness, linked, soundness
 from bertvision.pipelines.workspace.dataset import Dataset
 from bertvision.pipelines.workspace.selection import hold_out_items
 
@@ -329,10 +328,10 @@ def _probabilities(parameters: list[Tensor], x: Tensor) -> Floats:
     """(seeds, pairs, classes) float64."""
     weight, bias = parameters
     with torch.inference_mode():
-        found = torch.baddbmm(bias, x.expand(len(weight), -1, -1), weight).double().softmax(-1)
-    if not torch.isfinite(found).all():
+        softmaxed = torch.baddbmm(bias, x.expand(len(weight), -1, -1), weight).double().softmax(-1)
+    if not torch.isfinite(softmaxed).all():
         raise NonFiniteError(
             "the trained scorer holds NaN or infinity: lower its learning rate with --lr"
         )
-    probabilities: Floats = found.cpu().numpy()
+    probabilities: Floats = softmaxed.cpu().numpy()
     return probabilities

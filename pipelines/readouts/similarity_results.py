@@ -14,6 +14,7 @@ from bertvision.featurestore.format.records import Provenance
 from bertvision.pipelines.extraction.layers import Layers, layers_text, parse_inputs
 from bertvision.pipelines.extraction.pooled_split import PooledSplit
 from bertvision.pipelines.measurements import Measurements
+from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.precision import device
 from bertvision.pipelines.progress import progress
 from bertvision.pipelines.readouts.batched import Bools, Floats, Ints
@@ -37,7 +38,6 @@ from bertvision.pipelines.readouts.similarity import (
     word_overlap,
 )
 from bertvision.pipelines.records import Count, Record
-from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.tasks.sentences.metrics import pearson, spearman
 from bertvision.pipelines.tasks.sentences.similarity import ENTAILMENT, SPLIT
 from bertvision.pipelines.tasks.soundness import SplitSoundness, doubts, is_doubtful
@@ -305,29 +305,29 @@ def _measured(
 def _cosine(
     data: SimilarityParts, vectors: Float32s, wanted: _Wanted, options: SimilarityOptions
 ) -> SimilarityScore:
-    held = data.chosen_on
+    chosen_on = data.chosen_on
     return SimilarityScore(
         **wanted._asdict(),
         agreements=_agreements(data, cosines(vectors, data.scored)[None], options),
-        dev=spearman(cosines(vectors, held), held.score) if held else None,
+        dev=spearman(cosines(vectors, chosen_on), chosen_on.score) if chosen_on else None,
     )
 
 
 def _trained(
     data: SimilarityParts, vectors: Float32s, wanted: _Wanted, options: SimilarityOptions
 ) -> SimilarityScore:
-    train, held, scored = data.train, data.chosen_on, data.scored
+    train, chosen_on, scored = data.train, data.chosen_on, data.scored
     assert train is not None  # by `_targets`
-    assert held is not None
+    assert chosen_on is not None
     is_judged = wanted.target == "entailment"
     judged = np.eye(len(ENTAILMENT), dtype=np.float32)
     trained = train_scorer(
-        [pair_features(vectors, part) for part in (train, held, scored)],
+        [pair_features(vectors, part) for part in (train, chosen_on, scored)],
         judged[train.label] if is_judged else target_distribution(train.score, data.classes),
         lambda p: (
-            100 * float((p.argmax(1) == held.label).mean())
+            100 * float((p.argmax(1) == chosen_on.label).mean())
             if is_judged
-            else pearson(p @ data.classes, held.score)
+            else pearson(p @ data.classes, chosen_on.score)
         ),
         options,
         device(),
@@ -378,14 +378,14 @@ def agreement(
         correlate = spearman if is_ranked else pearson
 
         def drawn(counts: Floats) -> Floats:
-            found = np.empty((len(predicted), len(groups), len(counts)))
+            drawn_values = np.empty((len(predicted), len(groups), len(counts)))
             for j, rows in enumerate(groups):
                 mine = counts[:, rows]
                 y = weighted_ranks(gold[rows], mine) if is_ranked else _unit(gold[rows])
                 for i, values in enumerate(predicted):
                     x = weighted_ranks(values[rows], mine) if is_ranked else _unit(values[rows])
-                    found[i, j] = weighted_pearson(x, y, mine)
-            return found
+                    drawn_values[i, j] = weighted_pearson(x, y, mine)
+            return drawn_values
 
         measured = [[correlate(p[rows], gold[rows]) for rows in groups] for p in predicted]
         samples = resampled(drawn, members, resamples)
@@ -482,8 +482,8 @@ def similarity_rows(files: Iterable[SimilarityFile]) -> list[Row]:
     return rows
 
 
-def _correlations(of: Agreement) -> dict[str, Value]:
-    return {"pearson": of.pearson, "spearman": of.spearman}
+def _correlations(agreement: Agreement) -> dict[str, Value]:
+    return {"pearson": agreement.pearson, "spearman": agreement.spearman}
 
 
 def _row(

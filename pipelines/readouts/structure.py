@@ -40,8 +40,8 @@ from bertvision.pipelines.readouts.batched import (
 from bertvision.pipelines.readouts.batched import train as train_batched
 from bertvision.pipelines.readouts.options import (
     Baseline,
-    Metric,
     StructureOptions,
+    SyntaxMetric,
 )
 from bertvision.pipelines.readouts.trees import (
     LONGEST,
@@ -61,7 +61,7 @@ from bertvision.pipelines.readouts.trees import (
     rank_correlation,
     right_edges,
 )
-from bertvision.pipelines.tasks.trees.conllu import ParsedSentence
+from bertvision.pipelines.tasks.treebank import ParsedSentence
 
 Array = npt.NDArray[Any]
 Name = TypeVar("Name", bound=str)
@@ -95,14 +95,14 @@ class StructuralProbes(Readout[Batch]):
 
     def losses(self, parameters: list[Tensor], which: Tensor, batch: Batch) -> tuple[Tensor, int]:
         """The L1 loss of each sentence, divided by its number of pairs or words, summed."""
-        found = self.predicted(parameters, which, batch)
-        target, weight = np.zeros((2, *found.shape[1:]), np.float32)
+        predictions = self.predicted(parameters, which, batch)
+        target, weight = np.zeros((2, *predictions.shape[1:]), np.float32)
         for i, values in enumerate(self._gold(batch)):
             part = (i, *(slice(n) for n in values.shape))
             target[part] = values
             weight[part] = 1 / values.size
-        gold, share = (torch.from_numpy(x).to(found.device) for x in (target, weight))
-        loss = ((found - gold).abs() * share).flatten(1).sum(1)
+        gold, share = (torch.from_numpy(x).to(predictions.device) for x in (target, weight))
+        loss = ((predictions - gold).abs() * share).flatten(1).sum(1)
         return loss, len(batch.sentences)
 
     @abstractmethod
@@ -124,12 +124,12 @@ class StructuralProbes(Readout[Batch]):
             batch: Sentences.
         """
         which = torch.arange(self.count, device=batch.states.device)
-        found = self.predicted(parameters, which, batch).cpu().numpy().round(4)
+        predictions = self.predicted(parameters, which, batch).cpu().numpy().round(4)
         parts: list[Any] = [
             (slice(None), i, *map(slice, values.shape))
             for i, values in enumerate(self._gold(batch))
         ]
-        return [found[part] for part in parts]
+        return [predictions[part] for part in parts]
 
     def _projected(self, parameters: list[Tensor], which: Tensor, batch: Batch) -> Tensor:
         """(some, sentences, longest, rank) projected words; behind the last of a sentence zeros."""
@@ -229,14 +229,14 @@ class EdgeProbes(Readout[Batch]):
         """
         label, sizes = self._labels(batch), [len(self.labels(s)) for s in batch.sentences]
         sentence = np.repeat(np.arange(len(sizes)), sizes)
-        found = np.zeros((self.count, len(sizes)), np.int64)
+        right = np.zeros((self.count, len(sizes)), np.int64)
         if len(label):
             which = torch.arange(self.count, device=batch.states.device)
             scores = self._logits(parameters, which, batch, np.arange(len(label)))
             hit = scores.argmax(-1).cpu().numpy() == label
-            for row, told in zip(found, hit, strict=True):
+            for row, told in zip(right, hit, strict=True):
                 row += np.bincount(sentence[told], minlength=len(sizes))
-        return found
+        return right
 
     def weights(self, mix: Tensor, which: Tensor | None = None) -> Tensor:
         """(some, layers) the share of each layer in the mixes.
@@ -327,8 +327,8 @@ def centre_of_gravity(weights: Floats, layers: Sequence[int]) -> Floats:
     Returns:
         (…,); the mean of the numbers where the shares are uniform.
     """
-    found: Floats = weights @ np.asarray(layers, np.float64)
-    return found
+    centres: Floats = weights @ np.asarray(layers, np.float64)
+    return centres
 
 
 def expected_layer(scores: Floats, layers: Sequence[int]) -> Floats:
@@ -346,13 +346,15 @@ def expected_layer(scores: Floats, layers: Sequence[int]) -> Floats:
     gains = np.diff(scores, axis=-1)
     total = gains.sum(axis=-1)
     weighted = gains @ np.asarray(layers[1:], np.float64)
-    found: Floats = np.divide(weighted, total, out=np.full_like(total, np.nan), where=total > 0)
-    return found
+    layers_expected: Floats = np.divide(
+        weighted, total, out=np.full_like(total, np.nan), where=total > 0
+    )
+    return layers_expected
 
 
-EDGE_PROBES: dict[Metric, type[EdgeProbes]] = {"upos": UposProbes, "relation": RelationProbes}
+EDGE_PROBES: dict[SyntaxMetric, type[EdgeProbes]] = {"upos": UposProbes, "relation": RelationProbes}
 
-Scored = dict[Metric, Share | ByLength]
+Scored = dict[SyntaxMetric, Share | ByLength]
 """Scores of sentences by metric; in front of the axis of sentences stand systems."""
 
 
@@ -447,7 +449,7 @@ def measure(
     layers, hidden = len(parts.train.layers), parts.train.split.record.hidden_size
     distance = DistanceProbes(layers, hidden, options.rank)
     depth = DepthProbes(layers, hidden, options.rank)
-    edges: dict[Metric, EdgeProbes] = {
+    edges: dict[SyntaxMetric, EdgeProbes] = {
         name: kind(layers, hidden, options.units, classes_of(parts.train, name))
         for name, kind in EDGE_PROBES.items()
     }
@@ -493,14 +495,14 @@ def structural(
     return scores
 
 
-def structural_scores(found: Sequence[Floats], golds: Sequence[Gold]) -> Scored:
+def structural_scores(predictions: Sequence[Floats], golds: Sequence[Gold]) -> Scored:
     """Scores of all sentences.
 
     Args:
-        found: (sentences,) scores of `structural`.
+        predictions: (sentences,) scores of `structural`.
         golds: (sentences,) their trees.
     """
-    values = np.stack(found, axis=-1)
+    values = np.stack(predictions, axis=-1)
     lengths = np.array([len(gold.depths) for gold in golds])
     return {
         "uuas": Share(values[0], np.array([n_edges(gold) for gold in golds], np.float64)),
@@ -510,12 +512,12 @@ def structural_scores(found: Sequence[Floats], golds: Sequence[Gold]) -> Scored:
     }
 
 
-def labels_of(states: TreeStates, task: Metric) -> list[tuple[str, ...]]:
+def labels_of(states: TreeStates, task: SyntaxMetric) -> list[tuple[str, ...]]:
     """(sentences,) labels of each."""
     return [EDGE_PROBES[task].labels(sentence) for sentence in states.sentences]
 
 
-def classes_of(states: TreeStates, task: Metric) -> tuple[str, ...]:
+def classes_of(states: TreeStates, task: SyntaxMetric) -> tuple[str, ...]:
     """The labels that training sentences have, in the order of their names.
 
     Raises:
@@ -530,7 +532,7 @@ def classes_of(states: TreeStates, task: Metric) -> tuple[str, ...]:
     return tuple(classes)
 
 
-def n_labels(states: TreeStates, task: Metric) -> Floats:
+def n_labels(states: TreeStates, task: SyntaxMetric) -> Floats:
     """(sentences,) number of labels of each."""
     return np.array([len(labels) for labels in labels_of(states, task)], np.float64)
 
@@ -546,7 +548,7 @@ def tree_baselines(scored: TreeStates, seed: int) -> dict[Baseline, Scored]:
         By baseline; (trees, sentences) of one chain, or of `RANDOM_TREES` trees.
     """
     random = np.random.default_rng(seed)
-    found: dict[Baseline, list[Floats]] = {"chain": [], "random": []}
+    scores: dict[Baseline, list[Floats]] = {"chain": [], "random": []}
     for gold in scored.golds:
         words = len(gold.depths)
         drawn = [random_tree(words, random) for _ in range(RANDOM_TREES)]
@@ -554,8 +556,8 @@ def tree_baselines(scored: TreeStates, seed: int) -> dict[Baseline, Scored]:
         for name, heads in trees.items():
             between = np.array([distances(tree) for tree in heads])
             deep = np.array([depths(tree) for tree in heads])
-            found[name].append(structural(between, deep, gold))
-    return {name: structural_scores(each, scored.golds) for name, each in found.items()}
+            scores[name].append(structural(between, deep, gold))
+    return {name: structural_scores(each, scored.golds) for name, each in scores.items()}
 
 
 def majority(train: TreeStates, scored: TreeStates) -> Scored:
@@ -578,13 +580,13 @@ class Unlearned(NamedTuple):
     """Training has them and scored sentences have not: nothing is known of them."""
 
 
-def unlearned(train: TreeStates, scored: TreeStates, task: Metric) -> Unlearned:
+def unlearned(train: TreeStates, scored: TreeStates, task: SyntaxMetric) -> Unlearned:
     """The labels of a task without examples on one side."""
     learned, asked = _counts(train, task), _counts(scored, task)
     return Unlearned(_lacking(asked, learned), _lacking(learned, asked))
 
 
-def _counts(states: TreeStates, task: Metric) -> Counter[str]:
+def _counts(states: TreeStates, task: SyntaxMetric) -> Counter[str]:
     return Counter(label for labels in labels_of(states, task) for label in labels)
 
 

@@ -25,8 +25,14 @@ from bertvision.featurestore.stream import ActivationLoader
 from bertvision.pipelines.precision import device
 from bertvision.pipelines.readouts.batched import Bools, Floats, Ints
 from bertvision.pipelines.tasks.task import load_task
-from bertvision.pipelines.tasks.trees.conllu import PUNCTUATION, ParsedSentence
-from bertvision.pipelines.tasks.trees.treebank import NO_WORD, TREEBANK, is_cut, words_of_tokens
+from bertvision.pipelines.tasks.treebank import (
+    NO_WORD,
+    PUNCTUATION,
+    TREEBANK,
+    ParsedSentence,
+    is_cut,
+    words_of_tokens,
+)
 from bertvision.pipelines.uncertainty import percentiles, resampled
 
 SHORTEST, LONGEST = 5, 50
@@ -42,13 +48,13 @@ def depths(heads: Sequence[int]) -> Ints:
     Returns:
         (words,)
     """
-    found = np.zeros(len(heads), np.int64)
+    depth_of_word = np.zeros(len(heads), np.int64)
     for word in range(len(heads)):
         above = heads[word]
         while above:
-            found[word] += 1
+            depth_of_word[word] += 1
             above = heads[above - 1]
-    return found
+    return depth_of_word
 
 
 def distances(heads: Sequence[int]) -> Ints:
@@ -60,13 +66,15 @@ def distances(heads: Sequence[int]) -> Ints:
     Returns:
         (words, words), symmetric.
     """
-    found = np.zeros((len(heads), len(heads)), np.int64)
+    distance_of_words = np.zeros((len(heads), len(heads)), np.int64)
     done: list[int] = []
     for word in np.argsort(depths(heads), kind="stable").tolist():
         if done:
-            found[word, done] = found[done, word] = found[heads[word] - 1, done] + 1
+            distance_of_words[word, done] = distance_of_words[done, word] = (
+                distance_of_words[heads[word] - 1, done] + 1
+            )
         done.append(word)
-    return found
+    return distance_of_words
 
 
 def chain(words: int) -> list[int]:
@@ -155,9 +163,14 @@ class Gold(NamedTuple):
 
 def gold_of(sentence: ParsedSentence) -> Gold:
     """The tree that a sentence is scored against."""
-    found = distances(sentence.heads)
+    distances_of_words = distances(sentence.heads)
     counted = np.flatnonzero(np.array(sentence.upos) != PUNCTUATION)
-    return Gold(found, depths(sentence.heads), counted, found[np.ix_(counted, counted)] == 1)
+    return Gold(
+        distances_of_words,
+        depths(sentence.heads),
+        counted,
+        distances_of_words[np.ix_(counted, counted)] == 1,
+    )
 
 
 def right_edges(predicted: npt.NDArray[np.floating], gold: Gold) -> Ints:
@@ -176,8 +189,8 @@ def right_edges(predicted: npt.NDArray[np.floating], gold: Gold) -> Ints:
         return np.zeros(predicted.shape[:-2], np.int64)
     among = predicted[..., gold.counted[:, None], gold.counted]
     tree = spanning_trees(among)
-    found: Ints = gold.edges[tree[..., 0], tree[..., 1]].sum(axis=-1)
-    return found
+    right: Ints = gold.edges[tree[..., 0], tree[..., 1]].sum(axis=-1)
+    return right
 
 
 def n_edges(gold: Gold) -> int:
@@ -194,8 +207,8 @@ def finds_root(predicted: npt.NDArray[np.floating], gold: Gold) -> Bools:
     """
     if not len(gold.counted):
         return np.zeros(predicted.shape[:-1], bool)
-    found: Bools = gold.depths[gold.counted[predicted[..., gold.counted].argmin(axis=-1)]] == 0
-    return found
+    is_root: Bools = gold.depths[gold.counted[predicted[..., gold.counted].argmin(axis=-1)]] == 0
+    return is_root
 
 
 def rank_correlation(predicted: npt.NDArray[np.floating], gold: npt.NDArray[np.integer]) -> Floats:
@@ -213,8 +226,8 @@ def rank_correlation(predicted: npt.NDArray[np.floating], gold: npt.NDArray[np.i
     x, y = (side - side.mean(axis=-1, keepdims=True) for side in (x, y))
     scale = np.sqrt((x * x).sum(-1) * (y * y).sum(-1))
     products = (x * y).sum(-1)
-    found: Floats = np.divide(products, scale, out=np.zeros_like(products), where=scale > 0)
-    return found
+    correlations: Floats = np.divide(products, scale, out=np.zeros_like(products), where=scale > 0)
+    return correlations
 
 
 def distance_correlation(predicted: npt.NDArray[np.floating], gold: Gold) -> Floats:
@@ -226,8 +239,8 @@ def distance_correlation(predicted: npt.NDArray[np.floating], gold: Gold) -> Flo
         predicted: (…, words, words) distances.
         gold: Tree of the sentence.
     """
-    found: Floats = rank_correlation(predicted, gold.distances).mean(axis=-1)
-    return found
+    correlations: Floats = rank_correlation(predicted, gold.distances).mean(axis=-1)
+    return correlations
 
 
 class Share(NamedTuple):
@@ -257,42 +270,42 @@ class ByLength(NamedTuple):
 
     def of_samples(self, counts: Floats) -> Floats:
         """See `Share`."""
-        found = [np.full((*self.values.shape[:-1], len(counts)), np.nan)]
+        values = [np.full((*self.values.shape[:-1], len(counts)), np.nan)]
         for length in range(SHORTEST, LONGEST + 1):
             rows = np.flatnonzero(self.lengths == length)
             if len(rows):
                 own = counts[:, rows]
-                found.append(_divide(self.values[..., rows] @ own.T, own.sum(1)))
-        each = np.stack(found)
+                values.append(_divide(self.values[..., rows] @ own.T, own.sum(1)))
+        each = np.stack(values)
         there = np.isfinite(each)  # a sample may have no sentence of a length
         return _divide(np.where(there, each, 0).sum(0), there.sum(0).astype(float))
 
 
-def score(of: Share | ByLength) -> Floats:
+def score(correct: Share | ByLength) -> Floats:
     """The score of all sentences: (…,); NaN where no sentence counts."""
-    one: Floats = of.of_samples(np.ones((1, len(of[1]))))[..., 0]
+    one: Floats = correct.of_samples(np.ones((1, len(correct[1]))))[..., 0]
     return one
 
 
-def interval(of: Share | ByLength, resamples: int, seed: int = 0) -> Floats:
+def interval(correct: Share | ByLength, resamples: int, seed: int = 0) -> Floats:
     """95 % percentile intervals over sentences, which are drawn with replacement.
 
     Args:
-        of: The score.
+        correct: The score.
         resamples: Number of draws.
         seed: Seed of the draws: scores of the same sentences are of the same draws.
 
     Returns:
         (…, 2) lower and upper end.
     """
-    drawn = resampled(of.of_samples, [np.arange(len(of[1]))], resamples, seed)
+    drawn = resampled(correct.of_samples, [np.arange(len(correct[1]))], resamples, seed)
     return np.moveaxis(percentiles(drawn), 0, -1)
 
 
 def _divide(a: Floats, b: Floats) -> Floats:
     b = np.broadcast_to(b, a.shape)
-    found: Floats = np.divide(a, b, out=np.full(a.shape, np.nan), where=b > 0)
-    return found
+    quotients: Floats = np.divide(a, b, out=np.full(a.shape, np.nan), where=b > 0)
+    return quotients
 
 
 class Batch(NamedTuple):
@@ -436,8 +449,8 @@ def _averaged(states: Tensor, word: Tensor, words: int) -> Tensor:
     Returns:
         (layers, words, hidden)
     """
-    kept = word != NO_WORD
-    word, states = word[kept], states[kept]
+    is_word = word != NO_WORD
+    word, states = word[is_word], states[is_word]
     sums = states.new_zeros(words, *states.shape[1:]).index_add_(0, word, states)
     counts = torch.bincount(word, minlength=words).to(states.dtype)
     return (sums / counts[:, None, None]).transpose(0, 1).contiguous()

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bertvision.pipelines.plotting import Chart, Curves, Figure, Series, curves, figure, points
-from bertvision.pipelines.repeats.table import axis_of, name_of
-from bertvision.pipelines.tasks.scores import METRICS
+from bertvision.pipelines.repeats.spread import axis_of, name_of
+from bertvision.pipelines.tasks.metrics import METRICS
 
 SEEN = (
     "A row for each method: a point for each run, and their mean with its standard deviation; runs "
@@ -21,15 +21,15 @@ FEWEST = 3
 Row = Mapping[str, Any]
 
 
-def spread_figure(found: Row) -> Figure:
+def spread_figure(row: Row) -> Figure:
     """The runs of all methods, and a curve for each variant with numbers.
 
     Args:
-        found: Fields of `spread.spread`.
+        row: Fields of `spread.spread`.
     """
-    variants = numbered(found["rows"]).values()
-    charts = [runs_chart(found), *(number_chart(found, rows) for rows in variants)]
-    return figure(title_of(found), SEEN + _BELOW, charts)
+    variants = numbered(row["rows"]).values()
+    charts = [runs_chart(row), *(number_chart(row, rows) for rows in variants)]
+    return figure(title_of(row), SEEN + _BELOW, charts)
 
 
 def title_of(found: Row) -> str:
@@ -54,7 +54,7 @@ def spread_charts(found: Row) -> dict[str, Chart]:
         charts["difference"] = points(
             others,
             {"difference": "difference"},
-            f"{METRICS[found['metric']]} less that of {rows[0]['method']} (points)",
+            f"{METRICS[found['metric']].label} less that of {rows[0]['method']} (points)",
             name="method",
             levels={"no difference": 0.0},
         )
@@ -72,22 +72,22 @@ def spread_charts(found: Row) -> dict[str, Chart]:
     return charts
 
 
-def runs_chart(found: Row) -> Curves:
+def runs_chart(row: Row) -> Curves:
     """A row for each method: a point for each run, beside them their mean with its deviation.
 
     Args:
-        found: Fields of `spread.spread`.
+        row: Fields of `spread.spread`.
     """
     means = points(
-        found["rows"],
+        row["rows"],
         {"mean": "score"},
-        axis_of(found["metric"]),
+        axis_of(row["metric"]),
         name="method",
-        levels=_trivial(found),
+        levels=_trivial(row),
         over="seeds",
     )
     places = {name: float(i) for i, name in enumerate(means.names)}
-    runs = _runs(found, places)
+    runs = _runs(row, places)
     reach = max(runs.values, default=0.0) - min(runs.values, default=0.0)
     beside = list(runs.places)
     for place in set(runs.places):
@@ -164,8 +164,8 @@ def number_chart(found: Row, rows: Sequence[Row]) -> Curves:
     return Curves(axis, axis_of(found["metric"]), series, _trivial(found))
 
 
-def _runs(found: Row, places: Mapping[str, float]) -> Series:
-    runs = [run for run in found["runs"] if run["method"] in places]
+def _runs(row: Row, places: Mapping[str, float]) -> Series:
+    runs = [run for run in row["runs"] if run["method"] in places]
     return Series(
         [places[run["method"]] for run in runs],
         [run["score"] for run in runs],
@@ -174,6 +174,6 @@ def _runs(found: Row, places: Mapping[str, float]) -> Series:
     )
 
 
-def _trivial(found: Row) -> dict[str, float]:
-    level = found["baseline"] or 0.0
-    return {f"{found['baseline_name']} ({level:.1f})": level}
+def _trivial(row: Row) -> dict[str, float]:
+    level = row["baseline"] or 0.0
+    return {f"{row['baseline_name']} ({level:.1f})": level}

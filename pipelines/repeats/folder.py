@@ -66,18 +66,18 @@ def find_seeds(root: Path) -> list[Workspace]:
         InputError: it is a file.
     """
     check_no_workspace(root)
-    found: dict[int, Workspace] = {}
+    by_seed: dict[int, Workspace] = {}
     for path in root.glob(f"{_PREFIX}*/{FILE}"):
         text = path.parent.name.removeprefix(_PREFIX)
         if text.isascii() and text.isdigit() and seed_folder(root, int(text)) == path.parent:
-            found[int(text)] = Workspace.find(path.parent)
-    for seed, workspace in found.items():
+            by_seed[int(text)] = Workspace.find(path.parent)
+    for seed, workspace in by_seed.items():
         if (own := workspace.config.finetune.seed) != seed:
             raise WorkspaceError(
                 f"{workspace.root} was made with seed {own}: rename it to {_PREFIX}{own}, or move "
                 "it to another folder"
             )
-    workspaces = [found[seed] for seed in sorted(found)]
+    workspaces = [by_seed[seed] for seed in sorted(by_seed)]
     _check_alike(workspaces)
     return workspaces
 
@@ -89,8 +89,8 @@ def require_seeds(root: Path) -> list[Workspace]:
         WorkspaceError: as there, or it holds none.
         InputError: it is a file.
     """
-    if found := find_seeds(root):
-        return found
+    if seeds := find_seeds(root):
+        return seeds
     raise WorkspaceError(
         f"{root} {'holds no runs' if root.is_dir() else 'does not exist'}: a folder of runs has a "
         f"workspace for each seed ({_PREFIX}0, {_PREFIX}1, …), which `bertvision repeat --seeds 5 "

@@ -88,14 +88,14 @@ def reseeded(workspace: Workspace, seed: int) -> WorkspaceConfig:
     config = workspace.config.model_copy(update=new)
     own = own_dataset(workspace.root, config)
     data = {}
-    for split, held in config.data.items():
+    for split, source in config.data.items():
         count = len(own.items(split))
         if count:
             changed = {"source": own.source(split), "questions": count}
-            data[split] = held.model_copy(update=changed)
+            data[split] = source.model_copy(update=changed)
         elif split != "tune":
             raise InputError(
-                f"--seed {seed} leaves nothing of {held.source} for the split {split!r}: use more "
-                "data, or a larger --train-questions"
+                f"--seed {seed} leaves nothing of {source.source} for the split {split!r}: use "
+                "more data, or a larger --train-questions"
             )
     return config.model_copy(update={"data": data})

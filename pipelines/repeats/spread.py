@@ -1,8 +1,4 @@
-"""One table of methods: mean and spread over seeds, failed runs, costs, the difference.
-
-Statistics over seeds: spread, failed runs, and differences between methods.
-
-Methods as they are typed, and the scored run of each of their seeds.
+"""One table of methods: mean and spread over seeds, failed runs, costs, differences.
 
 A method is written ``FOLDER`` or ``FOLDER@NAME[:TRAINED_ON[:CHECKPOINT]]``: BERT at its last
 snapshot, or another system that was scored in the workspace of every seed.
@@ -21,11 +17,12 @@ from typing import Any, NamedTuple
 from bertvision.errors import InputError, WorkspaceError
 from bertvision.featurestore.format.records import first_difference
 from bertvision.pipelines.repeats.folder import require_seeds
+from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.results.results import Result, read_results
 from bertvision.pipelines.results.rows import read_costs
 from bertvision.pipelines.results.systems import find_system, label
+from bertvision.pipelines.tasks.metrics import METRICS
 from bertvision.pipelines.tasks.scores import (
-    CORRELATIONS,
     first_trivial_score,
     headline,
     headline_metric,
@@ -35,6 +32,103 @@ from bertvision.pipelines.uncertainty import deviation
 from bertvision.pipelines.workspace.records import read_run_metrics, read_snapshot_info
 from bertvision.pipelines.workspace.reproduce import BERT_COMMAND
 from bertvision.pipelines.workspace.workspace import Workspace
+
+LEGEND = (
+    "Mean ± standard deviation over the runs of a method, which differ in their seed alone; "
+    "failed: runs that are not above the trivial answer (Mosbach et al. 2021). The 95 % interval "
+    "of the difference (Welch's t) is over seeds alone, on these examples: it does not say what "
+    "other examples would give."
+)
+"""Legend of the columns."""
+
+
+def basis(spread: Mapping[str, Any]) -> str:
+    """Sentence on the kind of the scores.
+
+    Args:
+        spread: fields of `spread.spread`.
+    """
+    return (
+        f"{spread['task']}, {METRICS[spread['metric']].label} on dev, in per cent; trivial answer: "
+        f"{spread['baseline_name']} {spread['baseline'] or 0.0:.1f}"
+    )
+
+
+def name_of(metric: str) -> str:
+    """A metric as sentences call it.
+
+    Args:
+        metric: its key.
+    """
+    return METRICS[metric].name
+
+
+def axis_of(metric: str) -> str:
+    """The name of a metric with its unit.
+
+    Args:
+        metric: its key.
+    """
+    return f"{METRICS[metric].name} ({METRICS[metric].unit})"
+
+
+def columns(spread: Mapping[str, Any]) -> list[Column]:
+    """The columns; no difference of one method alone, and no time of heads where there are none.
+
+    Args:
+        spread: fields of `spread.spread`.
+    """
+    rows = spread["rows"]
+    difference = Column(
+        "difference", f"− {rows[0]['method']} (95 % interval)", "signed", interval=True
+    )
+    heads = [
+        Column("extraction_seconds", "extraction s"),
+        Column("training_seconds", "training s"),
+    ]
+    return [
+        Column("method", "method", "text"),
+        Column("variant", "variant", "text"),
+        Column("runs", "runs", "count"),
+        Column("score", METRICS[spread["metric"]].label, sd=True),
+        Column("lowest", "lowest"),
+        Column("highest", "highest"),
+        Column("failed", "failed", "share"),
+        *[difference][: len(rows) > 1],
+        Column("trained_parameters", "trained", digits=0),
+        Column("kept_bytes", "kept", "size"),
+        Column("fine_tuning_seconds", "fine-tuning s"),
+        *(heads if any(row["training_seconds"] for row in rows) else []),
+    ]
+
+
+def shown(spread: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows with their variants as one types them, None where there is none.
+
+    Args:
+        spread: fields of `spread.spread`.
+    """
+    return [{**row, "variant": ",".join(row["variant"]) or None} for row in spread["rows"]]
+
+
+def remarks(spread: Mapping[str, Any]) -> list[str]:
+    """Why a difference has no interval; then which seeds are without a score, and what makes it.
+
+    Args:
+        spread: fields of `spread.spread`.
+    """
+    without: dict[str, list[str]] = {}
+    for row in spread["rows"]:
+        if row["no_interval"] is not None:
+            without.setdefault(row["no_interval"], []).append(row["method"])
+    return [
+        *(f"No interval of {', '.join(names)}: {why}." for why, names in without.items()),
+        *(
+            f"Not finished: {seed['method']}, seed {seed['seed']}: `{seed['command']}`"
+            for seed in spread["unfinished"]
+        ),
+    ]
+
 
 _ROUNDING = 1e-9  # two ways to compute the same share of items
 
@@ -75,7 +169,7 @@ def welch(scores: Sequence[float], others: Sequence[float]) -> Difference:
     value = statistics.fmean(scores) - statistics.fmean(others)
     if min(len(scores), len(others)) < 2:
         return Difference(value, None, None, "one run alone has no spread")
-    squares = [statistics.variance(of) / len(of) for of in (scores, others)]
+    squares = [statistics.variance(sample) / len(sample) for sample in (scores, others)]
     if not sum(squares):
         return Difference(value, None, None, "all runs of both score the same")
     from scipy.special import stdtrit
@@ -166,27 +260,30 @@ def read_method(text: str) -> Method:
         )
         command = BERT_COMMAND
     else:  # what the seeds have together decides, so that the same is taken of each
-        meant = find_system([*{label(r): r for of in results for r in of}.values()], system)
+        meant = find_system(
+            [*{label(r): r for results_of_seed in results for r in results_of_seed}.values()],
+            system,
+        )
         written, command = label(meant), meant.command
-    runs, unfinished, found = [], [], []
-    for workspace, of in zip(workspaces, results, strict=True):
+    runs, unfinished, failed = [], [], []
+    for workspace, results_of_seed in zip(workspaces, results, strict=True):
         seed = workspace.config.finetune.seed
-        if (result := next((r for r in of if label(r) == written), None)) is None:
+        if (result := next((r for r in results_of_seed if label(r) == written), None)) is None:
             again = f"{command} --workspace {shlex.quote(str(workspace.root))}"
             unfinished.append(Unfinished(seed, again))
         else:
-            found.append(result)
+            failed.append(result)
             runs.append(_run(workspace, result))
-    if not found:
+    if not failed:
         raise WorkspaceError(
             f"{root}: none of its runs is scored yet; `{unfinished[0].command}` finishes the first"
         )
     config = workspaces[0].config
-    compared = [_compared(workspace, result) for result in found]
+    compared = [_compared(workspace, result) for result in failed]
     for other in compared[1:]:
         _check(root, root, compared[0], other)
     metric = compared[0]["metric"]
-    every = [headline(result.rules) for result in found]
+    every = [headline(result.rules) for result in failed]
     trivial = first_trivial_score(every, metric)
     return Method(
         name=root.name if system is None else f"{root.name}@{system}",
@@ -258,7 +355,7 @@ def _run(workspace: Workspace, result: Result) -> SeedRun:
 
 def _trivial_name(metrics: Mapping[str, float], metric: str, trivial: float | None) -> str:
     if trivial is None:
-        return "no correlation" if metric in CORRELATIONS else "nothing right"
+        return "no correlation" if METRICS[metric].correlation else "nothing right"
     return trivial_metrics(trivial, metrics)[0].strip("()")
 
 
@@ -381,9 +478,9 @@ def _row(method: Method, first: Method, trivial: float) -> dict[str, Any]:
         row[key] = None if None in values else statistics.fmean(values)
         if row[key] == values[0]:
             row[key] = values[0]  # the same number for each seed stays the integer it is
-    found = welch(scores, [run.score for run in first.runs]) if method is not first else None
-    row["difference"] = None if found is None else found.value
-    row["difference_low"] = None if found is None else found.low
-    row["difference_high"] = None if found is None else found.high
-    row["no_interval"] = None if found is None else found.why
+    difference = welch(scores, [run.score for run in first.runs]) if method is not first else None
+    row["difference"] = None if difference is None else difference.value
+    row["difference_low"] = None if difference is None else difference.low
+    row["difference_high"] = None if difference is None else difference.high
+    row["no_interval"] = None if difference is None else difference.why
     return row

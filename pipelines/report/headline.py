@@ -11,6 +11,7 @@ from bertvision.pipelines.records import leaving_out
 from bertvision.pipelines.results.columns import FOOTNOTE, MARK
 from bertvision.pipelines.results.rows import Results
 from bertvision.pipelines.stored_name import StoredName
+from bertvision.pipelines.tasks.metrics import METRICS
 from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.text import signed, size
@@ -172,8 +173,7 @@ def _trivial(results: Results) -> tuple[bool, str]:
     if results.baseline is None:
         return False, ""
     base = results.baseline
-    always = {"accuracy": "Always giving the commonest class", "las": "Always giving one arc"}
-    what = always.get(results.key, "Never answering")
+    what = METRICS[results.key].always or "Never answering"
     text = f"{what} would score {base:.1f} {_unit(results)}"
     text += f" on these {results.questions:,} {results.items}" if results.questions else ""
     worse = []

@@ -138,9 +138,8 @@ def _sums(result: Result, answered: _Items) -> dict[str, Floats]:
             values[name] = np.stack([x, y, x * x, y * y, x * y], axis=1)
     for name, terms in values.items():
         whole = terms.sum(axis=0, keepdims=True)
-        check_recorded(
-            result, name, float(_METRICS[name](whole, np.array([len(answered.items)]))[0])
-        )
+        score = _OF_TERMS[terms.shape[1]](whole, np.array([len(answered.items)]))
+        check_recorded(result, name, float(score[0]))
     return {name: _by_cluster(terms, answered.member) for name, terms in values.items()}
 
 
@@ -173,7 +172,7 @@ def _drawn(
     at = 0
     for file, name, terms_of in parts:
         terms = all_sums[:, at : at + terms_of.shape[1]]
-        scores.setdefault(file, {})[name] = _METRICS[name](terms, all_sums[:, -1])
+        scores.setdefault(file, {})[name] = _OF_TERMS[terms.shape[1]](terms, all_sums[:, -1])
         at += terms_of.shape[1]
     return scores
 
@@ -196,16 +195,5 @@ def _correlation(terms: Floats, n: Floats) -> Floats:
     return np.asarray(100 * ratio, np.float64)
 
 
-_METRICS: dict[str, Callable[[Floats, Floats], Floats]] = {
-    "exact": _mean,
-    "f1": _mean,
-    "accuracy": _mean,
-    "pearson": _correlation,
-    "matthews": _correlation,
-    "las": _ratio,
-    "uas": _ratio,
-    "tau": _ratio,
-    "perfect": _ratio,
-}
-"""The function of sums that is each metric: one sum for a mean, two for a ratio, five for a
-correlation."""
+_OF_TERMS: dict[int, Callable[[Floats, Floats], Floats]] = {1: _mean, 2: _ratio, 5: _correlation}
+"""The function of sums that a metric is, by the number of its sums."""

@@ -26,7 +26,8 @@ from bertvision.pipelines.report.section import (
 from bertvision.pipelines.report.table import Table
 from bertvision.pipelines.results.columns import Column, columns
 from bertvision.pipelines.results.rows import COSTS, Results, columns_of, is_control
-from bertvision.pipelines.tasks.scores import MEANINGS, kind_of_metrics
+from bertvision.pipelines.tasks.metrics import METRICS
+from bertvision.pipelines.tasks.scores import kind_of_metrics
 from bertvision.pipelines.workspace.reproduce import BERT_COMMAND
 from bertvision.pipelines.workspace.status import status
 
@@ -173,8 +174,11 @@ def all_results(reading: Reading) -> Section:
         trace=True,
         basis=basis(results, rows),
     )
-    notes = [MEANINGS[c.key] for c in results.metrics if c.key in MEANINGS]
-    return Section("results", "All results", _metrics_lead(results), notes, tables=[table])
+    meanings = [METRICS[key].meaning for c in results.metrics if (key := c.key) in METRICS]
+    lead, notes = _spans_lead(results), [meaning for meaning in meanings if meaning]
+    if lead is None:
+        lead, notes = " ".join(notes), []
+    return Section("results", "All results", lead, notes, tables=[table])
 
 
 def sources(reading: Reading) -> Section:
@@ -227,10 +231,10 @@ def waiting_section(reading: Reading) -> Section | None:
     return Section("waiting", "What waits", tables=[table])
 
 
-def _metrics_lead(results: Results) -> str:
-    metrics = {column.key for column in results.metrics}
-    if kind_of_metrics(metrics) != "span":
-        return " ".join(text for keys, text in _MEANINGS if metrics.issuperset(keys))
+def _spans_lead(results: Results) -> str | None:
+    """How answers that are spans are scored; None where answers are something else."""
+    if kind_of_metrics({column.key for column in results.metrics}) != "span":
+        return None
     text = (
         "EM is the share of exact matches, F1 the overlap of words. They are of the best valid "
         "span; the argmax columns take the most likely start and end, each by itself."
@@ -242,23 +246,3 @@ def _metrics_lead(results: Results) -> str:
             "over all."
         )
     return text
-
-
-_MEANINGS = (
-    (["precision"], "F1, precision and recall are those of answerable questions."),
-    (["f1", "macro_f1"], "F1 is that of the class that is looked for."),
-    (["macro_f1"], "Macro F1 is the mean of all classes' F1."),
-    (["matthews"], "Matthews is the correlation of the classes × 100: guessing scores 0."),
-    (
-        ["las"],
-        "UAS is the share of words with the right head, LAS of those with the right relation too; "
-        "punctuation counts, and so do words that the encoder did not see.",
-    ),
-    (
-        ["tau"],
-        "Kendall's τ × 100 is the mean over paragraphs, a random order scores 0; perfect are those "
-        "in which every sentence is at its place.",
-    ),
-    (["pearson"], "Pearson and Spearman are the correlations of scores and of ranks × 100."),
-)
-"""Meanings of metrics, by the columns that a table must have."""

@@ -10,8 +10,17 @@ from typing import Any, NamedTuple
 from bertvision.errors import InputError, counted
 from bertvision.featurestore.format.records import first_difference
 from bertvision.pipelines.repeats.charts import SEEN, number_chart, numbered, runs_chart, title_of
-from bertvision.pipelines.repeats.spread import Method, compare_methods, read_method
-from bertvision.pipelines.repeats.table import LEGEND, basis, columns, name_of, remarks, shown
+from bertvision.pipelines.repeats.spread import (
+    LEGEND,
+    Method,
+    basis,
+    columns,
+    compare_methods,
+    name_of,
+    read_method,
+    remarks,
+    shown,
+)
 from bertvision.pipelines.report.section import Figure, Section
 from bertvision.pipelines.report.table import Table
 from bertvision.pipelines.results.columns import Column
@@ -51,8 +60,8 @@ def read_compared(folders: Sequence[str]) -> Compared:
         InputError: a folder is a file, or a method is named twice.
     """
     methods = [read_method(text) for text in folders]
-    found = compare_methods(methods)
-    return Compared(methods, found, shlex.join(["bertvision", "spread", *folders]))
+    comparison = compare_methods(methods)
+    return Compared(methods, comparison, shlex.join(["bertvision", "spread", *folders]))
 
 
 def check_same_data(workspace: Workspace, compared: Compared) -> None:
@@ -90,8 +99,8 @@ def methods_section(compared: Compared) -> Section:
     Args:
         compared: Methods to show.
     """
-    found, tables = compared.found, [_methods(compared), _runs(compared)]
-    lead = LEGEND + (_PICKED if len(found["rows"]) > 1 else "")
+    spread, tables = compared.found, [_methods(compared), _runs(compared)]
+    lead = LEGEND + (_PICKED if len(spread["rows"]) > 1 else "")
     title = "Fine-tuned with several seeds"
     return Section("methods", title, lead, figures=_figures(compared), tables=tables)
 
@@ -122,31 +131,31 @@ def methods_sentence(spread: Mapping[str, Any]) -> str:
 
 
 def _methods(compared: Compared) -> Table:
-    found = compared.found
+    spread = compared.found
     return Table(
         "methods",
         "Methods",
-        columns(found),
-        shown(found),
+        columns(spread),
+        shown(spread),
         _SOURCE,
         compared.command,
         more=("system", "unfinished", "difference_low", "difference_high", "no_interval"),
-        basis=basis(found),
-        remarks=remarks(found),
+        basis=basis(spread),
+        remarks=remarks(spread),
     )
 
 
 def _runs(compared: Compared) -> Table:
     """A row for each method, a column for each seed."""
-    found = compared.found
+    spread = compared.found
     rows: dict[str, dict[str, Any]] = {}
-    for run in found["runs"]:
+    for run in spread["runs"]:
         row = rows.setdefault(run["method"], {"method": run["method"]})
         row[f"seed_{run['seed']}"] = run["score"]
-    seeds = sorted({run["seed"] for run in found["runs"]})
+    seeds = sorted({run["seed"] for run in spread["runs"]})
     return Table(
         "method_runs",
-        f"Each run: {name_of(found['metric'])}",
+        f"Each run: {name_of(spread['metric'])}",
         [
             Column("method", "method", "text"),
             *(Column(f"seed_{seed}", f"seed {seed}", digits=2) for seed in seeds),
@@ -154,18 +163,18 @@ def _runs(compared: Compared) -> Table:
         list(rows.values()),
         _SOURCE,
         compared.command,
-        basis=basis(found),
+        basis=basis(spread),
     )
 
 
 def _figures(compared: Compared) -> list[Figure]:
-    found, origin = compared.found, (_SOURCE, f"{compared.command} --plot FILE.svg")
-    title = title_of(found)
-    figures = [Figure("methods", title, f"{title}. {SEEN}", *origin, [runs_chart(found)])]
-    for name, rows in numbered(found["rows"]).items():
-        title = f"{name_of(found['metric'])} over the number of {name}"
+    spread, origin = compared.found, (_SOURCE, f"{compared.command} --plot FILE.svg")
+    title = title_of(spread)
+    figures = [Figure("methods", title, f"{title}. {SEEN}", *origin, [runs_chart(spread)])]
+    for name, rows in numbered(spread["rows"]).items():
+        title = f"{name_of(spread['metric'])} over the number of {name}"
         seen = "Points are runs, the line is their mean; dashed is fine-tuning without a variant."
         ident = f"methods-{name.replace('.', '-')}"
-        chart = number_chart(found, rows)
+        chart = number_chart(spread, rows)
         figures.append(Figure(ident, title, f"{title}. {seen}", *origin, [chart]))
     return figures

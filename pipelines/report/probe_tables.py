@@ -6,15 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
 from bertvision.featurestore.format.names import SnapshotTag
+from bertvision.pipelines.poolings import POOLINGS
 from bertvision.pipelines.readouts.probe_results import DOUBTFUL, ProbeFile, Row
 from bertvision.pipelines.records import digest_of
 from bertvision.pipelines.report.table import Table
 from bertvision.pipelines.results.columns import Column, columns
-from bertvision.pipelines.tasks.registry import POOLINGS, TASKS
+from bertvision.pipelines.tasks.registry import TASKS
 from bertvision.pipelines.text import signed
 
 SOURCE = f"{ProbeFile.folder}/<data set>/<snapshot>-<pooling>-<settings>.json"
-COMMAND = "bertvision probe DATA… --checkpoint TAG,TAG --pool cls,sep,mean,max --untrained"
+COMMAND = f"bertvision probe DATA… --checkpoint TAG,TAG --pool {','.join(POOLINGS)} --untrained"
 CATEGORIES = {
     "surface": ("sentence_length", "word_content"),
     "syntactic": ("tree_depth", "top_constituents", "bigram_shift"),

@@ -10,10 +10,10 @@ import numpy as np
 
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.plotting import MOST_PANELS, SERIES, Curves, HeatMap, curves
+from bertvision.pipelines.poolings import POOLINGS
 from bertvision.pipelines.readouts.probe_results import DOUBTFUL, ProbeFile, Row, probe_rows
 from bertvision.pipelines.report.probe_tables import COMMAND, SOURCE, by_registry, probe_tables
 from bertvision.pipelines.report.section import Figure, Reading, Section
-from bertvision.pipelines.tasks.registry import POOLINGS
 from bertvision.pipelines.text import signed
 from bertvision.pipelines.workspace.workspace import Workspace
 

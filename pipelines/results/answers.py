@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from typing_extensions import TypedDict
 
 from bertvision.errors import WorkspaceError
 from bertvision.pipelines.results.results import Result, read_results
 from bertvision.pipelines.results.systems import find_system, read_predictions
-from bertvision.pipelines.tasks.scores import Metric, headline, kind_of_metrics
+from bertvision.pipelines.tasks.metrics import MetricName
+from bertvision.pipelines.tasks.scores import headline, kind_of_metrics
 from bertvision.pipelines.tasks.squad.metrics import answer_score
 from bertvision.pipelines.tasks.squad.read import Question
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -47,7 +48,7 @@ class Answers(NamedTuple):
 
     result: Result
     predictions: Mapping[str, Any]
-    scores: dict[Metric, list[float]]
+    scores: dict[MetricName, list[float]]
     """By metric, per item, in per cent; the last metric is right or wrong."""
 
     @property
@@ -67,14 +68,14 @@ def read_answers(result: Result, items: Sequence[Any]) -> Answers:
     return Answers(result, predictions, scores)
 
 
-def item_metrics(result: Result) -> list[Metric]:
+def item_metrics(result: Result) -> list[MetricName]:
     """The metrics that each item has by itself, the last of which is right or wrong."""
     spans = kind_of_metrics(headline(result.rules)) == "span"
     return ["f1", "exact"] if spans else ["accuracy"]
 
 
 def per_item(
-    result: Result, predictions: Mapping[str, Any], items: Sequence[Any], metric: Metric
+    result: Result, predictions: Mapping[str, Any], items: Sequence[Any], metric: MetricName
 ) -> list[float]:
     """A system's score on each item in per cent, whose mean is the score it was given.
 
@@ -100,16 +101,16 @@ def gold_of(item: Any) -> int | float | bool | str | None:
     return not item.is_impossible if isinstance(item, Question) else item.label
 
 
-def check_recorded(result: Result, metric: str, found: float) -> None:
+def check_recorded(result: Result, metric: str, score: float) -> None:
     """Make sure that a score computed from predictions is the one that was recorded.
 
     Raises:
         WorkspaceError: it is not, so the data or a file changed.
     """
     recorded = headline(result.rules)[metric]
-    if abs(found - recorded) > 1e-6:
+    if abs(score - recorded) > 1e-6:
         raise WorkspaceError(
-            f"{result.folder / 'predictions.json'} scores {found:.4f} on the workspace's items, "
+            f"{result.folder / 'predictions.json'} scores {score:.4f} on the workspace's items, "
             f"recorded is {recorded:.4f}: one of them changed; make both again with "
             f"`{result.command}`"
         )
@@ -145,11 +146,11 @@ def answer_rows(
     )
     data = workspace.dataset()
     items, metrics = data.items(split), headline(result.rules)
-    scores: dict[Metric, list[float]] = {}
+    scores: dict[MetricName, list[float]] = {}
     if ratios := data.task.ratios:
         said = read_predictions(result, items)
         parts = [data.task.parts(item, said[item.id]) for item in items]
-        scores = {cast(Metric, m): [100 * p[m][0] / p[m][1] for p in parts] for m in ratios}
+        scores = {m: [100 * p[m][0] / p[m][1] for p in parts] for m in ratios}
     elif "pearson" in metrics:
         said = read_predictions(result, items)
     else:

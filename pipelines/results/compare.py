@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +18,8 @@ from bertvision.pipelines.results.systems import (
     read_predictions,
     seedless,
 )
+from bertvision.pipelines.tasks.metrics import COMPARABLE, METRICS, MetricName
 from bertvision.pipelines.tasks.scores import (
-    CORRELATIONS,
-    METRICS,
-    Metric,
     first_trivial_score,
     headline,
     headline_metric,
@@ -41,13 +39,6 @@ if TYPE_CHECKING:
     from bertvision.pipelines.tasks.task import Task
 
 _Whole = Callable[[npt.NDArray[Any], npt.NDArray[Any]], float]
-_WHOLE: dict[str, _Whole] = {
-    "macro_f1": class_metrics.macro_f1,
-    "matthews": class_metrics.matthews,
-    "pearson": class_metrics.pearson,
-    "spearman": class_metrics.spearman,
-}
-"""Metrics of the whole, which no item has by itself."""
 
 
 def compare(
@@ -55,7 +46,7 @@ def compare(
     first: str,
     second: str,
     *,
-    metric: Metric | None = None,
+    metric: MetricName | None = None,
     split: str = "dev",
     by: By = "context",
     resamples: int = 10_000,
@@ -121,9 +112,9 @@ def compare(
             for side in said
         ]
         gold = values[0][0][1]
-        for (result, _), (found, _) in zip(chain(*said), chain(*values), strict=True):
-            check_recorded(result, metric, whole(found, gold))
-        x, y = (np.array([found for found, _ in side]) for side in values)
+        for (result, _), (other, _) in zip(chain(*said), chain(*values), strict=True):
+            check_recorded(result, metric, whole(other, gold))
+        x, y = (np.array([other for other, _ in side]) for side in values)
         difference = paired_bootstrap_of(
             whole, x, y, gold, clusters=clusters, resamples=resamples, seed=seed
         )
@@ -176,13 +167,13 @@ def _check_thresholds(a: Result, b: Result) -> None:
         )
 
 
-def _whole(metric: Metric, result: Result, task: Any) -> _Whole | None:
+def _whole(metric: MetricName, result: Result, task: Any) -> _Whole | None:
     """How a metric of the whole is computed; None of one that is a mean over items."""
     if metric == "f1" and "macro_f1" in headline(result.rules):
         return lambda predicted, gold: class_metrics.f1(predicted, gold, task.positive)
     if metric in task.ratios:
         return lambda right, whole: float(100 * right.sum() / whole.sum())
-    return _WHOLE.get(metric)
+    return getattr(class_metrics, metric) if METRICS[metric].whole else None
 
 
 def _values(
@@ -216,8 +207,7 @@ def sentence(
         d: what came out.
         words: what clusters and items are called.
     """
-    name = "exact match" if metric == "exact" else METRICS[metric]
-    name += " correlation" if metric in CORRELATIONS else ""
+    name = "exact match" if metric == "exact" else METRICS[metric].name
     if d.difference == 0 and d.low == 0 == d.high:
         of_each = metric == "accuracy" or words[1] == "questions"
         where = f"every {words[1].removesuffix('s')}" if of_each else f"these {words[1]}"
@@ -247,10 +237,10 @@ def sentence(
     )
 
 
-def _metric(a: Result, b: Result, metric: Metric | None, task: str) -> Metric:
+def _metric(a: Result, b: Result, metric: MetricName | None, task: str) -> MetricName:
     """The metric that both systems have and that can be drawn anew."""
-    if metric is not None and metric not in get_args(Metric):
-        raise InputError(f"--metric {metric!r}: choose one of {', '.join(get_args(Metric))}")
+    if metric is not None and metric not in COMPARABLE:
+        raise InputError(f"--metric {metric!r}: choose one of {', '.join(COMPARABLE)}")
     allowed = [metrics_of(result, task) for result in (a, b)]
     if allowed[0] != allowed[1]:
         raise InputError(
@@ -267,7 +257,7 @@ def _metric(a: Result, b: Result, metric: Metric | None, task: str) -> Metric:
     return metric
 
 
-def metrics_of(result: Result, task: str) -> list[Metric]:
+def metrics_of(result: Result, task: str) -> list[MetricName]:
     """The metrics that a system can be compared by, the task's own first.
 
     F1 of yes and no is not among them: it is of the whole, and accuracy says as much.
@@ -276,8 +266,8 @@ def metrics_of(result: Result, task: str) -> list[Metric]:
     from bertvision.pipelines.tasks.task import load_task  # with torch, which names do not need
 
     if ratios := load_task(task).ratios:
-        return [name for ratio in ratios for name in get_args(Metric) if name == ratio]
+        return list(ratios)
     if "macro_f1" in metrics or "pearson" in metrics:
-        found = [name for name in get_args(Metric) if name in metrics]
-        return sorted(found, key=lambda name: name != headline_metric(task, metrics))
+        names = [name for name in COMPARABLE if name in metrics]
+        return sorted(names, key=lambda name: name != headline_metric(task, metrics))
     return item_metrics(result)

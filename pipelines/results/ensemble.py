@@ -238,7 +238,7 @@ def _members(
     if len(runs) + with_bert < 2:
         raise InputError("an ensemble has two members or more: name another head, or --with-bert")
     suffix = "" if split == "dev" else f"-{split}"
-    found = [
+    members = [
         Member(
             folder.name,
             folder / "eval" / f"{tag}{suffix}",
@@ -247,30 +247,30 @@ def _members(
         for folder in sorted(find_head(workspace, trained_on, run) for run in runs)
     ]
     if not with_bert:
-        return found
-    return [Member("bert", workspace.bert_dir(tag), BERT_COMMAND), *found]
+        return members
+    return [Member("bert", workspace.bert_dir(tag), BERT_COMMAND), *members]
 
 
 def _scores(members: Sequence[Member]) -> list[BertScores | HeadScores]:
     """Scores of the members, after checking that all read the same encoder."""
-    found: list[BertScores | HeadScores] = []
+    scores: list[BertScores | HeadScores] = []
     encoders = []
     for member in members:
         path = member.folder / "metrics.json"
         if member.run == "bert":
             bert = read_record(path, BertScores, member.command)
-            found.append(bert)
+            scores.append(bert)
             encoders.append(bert.weights_sha256)
         else:
             head = read_record(path, HeadScores, member.command)
-            found.append(head)
+            scores.append(head)
             encoders.append(str(head.provenance.get("weights_sha256")))
         if encoders[-1] != encoders[0]:
             raise WorkspaceError(
                 f"{member.run} was scored on an encoder with other weights than {members[0].run}: "
                 f"`{member.command}` scores it again"
             )
-    return found
+    return scores
 
 
 def _check_current(

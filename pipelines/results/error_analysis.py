@@ -58,8 +58,8 @@ def question_word(question: str) -> str:
 
     ``In what year`` is ``what``; ``whom`` and ``whose`` count as ``who``.
     """
-    found = _ASKS.search(" ".join(question.split()))
-    word = found[0].lower() if found else "other"
+    match = _ASKS.search(" ".join(question.split()))
+    word = match[0].lower() if match else "other"
     return _ALIKE.get(word, word)
 
 
@@ -110,7 +110,7 @@ def groups_of_sentences(
     (words, of a pair those of both).
     """
     lengths = (0, 6, 11, 21, 41)
-    found = {
+    groups = {
         "length (words)": _group(
             sentences,
             lambda s: length_range(len(f"{s.text} {s.pair or ''}".split()), lengths),
@@ -118,18 +118,18 @@ def groups_of_sentences(
         )
     }
     if len(classes) > MOST_CLASSES:
-        return found
-    return {"class": _group(sentences, lambda s: classes[int(s.label or 0)], classes), **found}
+        return groups
+    return {"class": _group(sentences, lambda s: classes[int(s.label or 0)], classes), **groups}
 
 
 def _group(
     items: Sequence[_Item | None], name: Callable[[_Item], str], order: Sequence[str]
 ) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {group: [] for group in order}
+    rows_by_group: dict[str, list[int]] = {group: [] for group in order}
     for row, item in enumerate(items):
         if item is not None:
-            found.setdefault(name(item), []).append(row)
-    return {group: rows for group, rows in found.items() if rows}
+            rows_by_group.setdefault(name(item), []).append(row)
+    return {group: rows for group, rows in rows_by_group.items() if rows}
 
 
 def mcnemar(only_first: int, only_second: int) -> float:
@@ -174,15 +174,15 @@ def second_summary(
 ) -> dict[str, Any]:
     """Where the first answer is wrong: how many questions, and in how many the second is right."""
     wrong = [row for row, right in enumerate(answers.right) if not right]
-    found = [row for row in wrong if answer_score(second[row], questions[row]).exact == 1]
+    rows = [row for row in wrong if answer_score(second[row], questions[row]).exact == 1]
     return {
         "first_wrong": len(wrong),
-        "second_right": len(found),
-        "percent": 100 * len(found) / len(wrong) if wrong else None,
+        "second_right": len(rows),
+        "percent": 100 * len(rows) / len(wrong) if wrong else None,
         "first_wrong_HasAns": sum(bool(questions[row].answers) for row in wrong),
         "first_wrong_NoAns": sum(not questions[row].answers for row in wrong),
-        "second_right_HasAns": sum(bool(questions[row].answers) for row in found),
-        "second_right_NoAns": sum(not questions[row].answers for row in found),
+        "second_right_HasAns": sum(bool(questions[row].answers) for row in rows),
+        "second_right_NoAns": sum(not questions[row].answers for row in rows),
     }
 
 
@@ -306,7 +306,7 @@ def errors(
     second = second_answers(workspace, answers, items, split) if spans else None
     sentences = bool(data.classes)
     groups = groups_of_sentences(items, data.classes) if sentences else groups_of(items)
-    found = ErrorAnalysis(
+    analysis = ErrorAnalysis(
         system=label(result),
         name=result.name,
         trained_on=result.trained_on,
@@ -322,8 +322,8 @@ def errors(
         examples=_examples(items, answers, baseline, second, data.classes, examples, seed),
         seed=seed,
     )
-    write_record(result.folder / "errors.json", found)
-    return found.to_json()
+    write_record(result.folder / "errors.json", analysis)
+    return analysis.to_json()
 
 
 def group_scores(
@@ -354,9 +354,9 @@ def group_scores(
                 },
                 "trivial": 100 * float(np.mean([trivial[row] for row in rows])),
             }
-            for group, rows in held.items()
+            for group, rows in rows_by_group.items()
         ]
-        for grouping, held in groups.items()
+        for grouping, rows_by_group in groups.items()
     }
 
 
@@ -421,7 +421,7 @@ def _examples(
     def named(answer: Any) -> Any:
         return classes[answer] if classes else answer
 
-    found = []
+    examples = []
     for cell, item, row in chosen:
         answer = answers.predictions[item.id]
         example = Example(
@@ -436,8 +436,8 @@ def _examples(
         )
         if second is not None:
             example["second"] = second[row]
-        found.append(example)
-    return found
+        examples.append(example)
+    return examples
 
 
 def _gold(item: Any, answers: Answers) -> Any:

@@ -107,12 +107,12 @@ def read_results(
         WorkspaceError: a file is damaged and there is no list of these; the message names it and
             the command that makes it again.
     """
-    found = [*_bert(workspace, split, left_out), *_heads(workspace, split, left_out)]
-    found += _quantised(workspace, split, left_out)
-    found += _ensembles(workspace, split, {result.folder for result in found}, left_out)
+    results = [*_bert(workspace, split, left_out), *_heads(workspace, split, left_out)]
+    results += _quantised(workspace, split, left_out)
+    results += _ensembles(workspace, split, {result.folder for result in results}, left_out)
     systems = get_args(System)
     return sorted(
-        found,
+        results,
         key=lambda r: (
             SnapshotTag(r.trained_on),
             SnapshotTag(r.checkpoint),
@@ -274,8 +274,8 @@ def _is_stale(
         path = folder / "metrics.json"
         if not path.is_file():
             continue
-        of = (path, head / "config.json", head / "metrics.json")
-        if any(str(file) in message for message in left_out or () for file in of):
+        files = (path, head / "config.json", head / "metrics.json")
+        if any(str(file) in message for message in left_out or () for file in files):
             return True
         scores = read_record(path, model, ensemble.command)
         listed = folder in current or scores.split != ensemble.split

@@ -38,10 +38,9 @@ from bertvision.pipelines.records import leaving_out, read_record
 from bertvision.pipelines.results.columns import Column, marked
 from bertvision.pipelines.results.results import Result, read_results
 from bertvision.pipelines.results.systems import label, seedless
+from bertvision.pipelines.tasks.metrics import METRICS
 from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.tasks.scores import (
-    CORRELATIONS,
-    METRICS,
     first_trivial_score,
     headline,
     headline_metric,
@@ -229,7 +228,7 @@ def _sum(values: Sequence[float | int | None]) -> float | None:
 Row = dict[str, Any]
 
 METRIC_COLUMNS = (
-    *(Column(key, name, sd=True) for key, name in METRICS.items() if key != "majority"),
+    *(Column(key, m.label, sd=True) for key, m in METRICS.items() if m.score),
     Column("argmax_exact", "argmax EM", sd=True),
     Column("argmax_f1", "argmax F1", sd=True),
 )
@@ -289,7 +288,7 @@ class Results(NamedTuple):
     @property
     def score(self) -> str:
         """Name of the compared metric inside a sentence: ``F1``, ``accuracy``, …."""
-        return METRICS[self.key] + (" correlation" if self.key in CORRELATIONS else "")
+        return METRICS[self.key].name
 
     @property
     def title(self) -> str:
@@ -299,7 +298,7 @@ class Results(NamedTuple):
     @property
     def label(self) -> str:
         """The score with its unit, for an axis."""
-        return f"{self.score} ({'× 100' if self.key in CORRELATIONS else '%'})"
+        return f"{self.score} ({METRICS[self.key].unit})"
 
 
 def is_control(row: Mapping[str, Any]) -> bool:
@@ -395,7 +394,7 @@ def _run(workspace: Workspace, result: Result, task: str) -> Row:
         "fraction": result.fraction,
         "seed": result.seed,
         "score": metrics[headline_metric(task, metrics)],
-        **{key: metrics[key] for key in METRICS if key in metrics and key != "majority"},
+        **{key: metrics[key] for key, m in METRICS.items() if m.score and key in metrics},
     }
     if kind_of_metrics(metrics) == "span" and "argmax" in result.rules:
         argmax = result.rules["argmax"]["metrics"]
@@ -411,12 +410,12 @@ def _run(workspace: Workspace, result: Result, task: str) -> Row:
 
 def _add_best_members(runs: Sequence[Row]) -> None:
     """The highest score of each ensemble's members, where all were scored themselves, and alike."""
-    found = {(run["run"], run["trained_on"], run["checkpoint"]): run for run in runs}
+    by_run = {(run["run"], run["trained_on"], run["checkpoint"]): run for run in runs}
     for run in runs:
         if run["system"] == "ensemble":
             at, on = run["checkpoint"], run["trained_on"]
             keys = [(m, at if m == "bert" else on, at) for m in run["members"]]
-            members = [found[key] for key in keys if key in found]
+            members = [by_run[key] for key in keys if key in by_run]
             if len(members) == len(keys) and {_tuned(m) for m in members} == {_tuned(run)}:
                 run["best_member"] = max(member["score"] for member in members)
                 run["gain"] = run["score"] - run["best_member"]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from bertvision.errors import counted
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.models import Kind
-from bertvision.models.registry import describe_heads
+from bertvision.models.factory import describe_heads
 from bertvision.pipelines.progress import parts
 from bertvision.pipelines.ranks import this_rank
 from bertvision.pipelines.results.results import Result, read_results
@@ -220,6 +220,6 @@ def sweep_rows(workspace: Workspace, results: Sequence[Result]) -> list[dict[str
     """
     wanted = {(r.name, r.fraction, r.trained_on, r.checkpoint) for r in results}
     keys = ("name", "fraction", "trained_on", "checkpoint")
-    found = read_rows(workspace, results[0].split if results else "dev")
-    rows = [*found.heads, *found.others]
+    result_rows = read_rows(workspace, results[0].split if results else "dev")
+    rows = [*result_rows.heads, *result_rows.others]
     return [row for row in rows if tuple(row[key] for key in keys) in wanted]

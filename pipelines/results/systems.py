@@ -96,25 +96,25 @@ def find_system(
     named = [result for result, name in zip(results, names, strict=True) if name == asked.name]
     if not named:
         hint = did_you_mean(asked.name, set(names))
-        held = ", ".join(dict.fromkeys(names)) or "none yet"
+        labels = ", ".join(dict.fromkeys(names)) or "none yet"
         raise UnknownNameError(
-            f"no system {asked.name} was scored: {hint}there are {held}; `bertvision evaluate` "
+            f"no system {asked.name} was scored: {hint}there are {labels}; `bertvision evaluate` "
             "scores heads, `bertvision ensemble` makes ensembles"
         )
-    found = [
+    systems = [
         result
         for result in named
         if trained_on in (None, result.trained_on) and checkpoint in (None, result.checkpoint)
     ]
-    if len(found) != 1:
-        held = ", ".join(label(result) for result in found or named)
+    if len(systems) != 1:
+        labels = ", ".join(label(result) for result in systems or named)
         raise UnknownNameError(
-            f"which {asked.name} is meant? There are {held}: write one of these"
-            if found
-            else f"{asked.name} was not scored there: there are {held}; `bertvision evaluate` "
+            f"which {asked.name} is meant? There are {labels}: write one of these"
+            if systems
+            else f"{asked.name} was not scored there: there are {labels}; `bertvision evaluate` "
             "scores heads on other snapshots, `bertvision finetune` makes those of BERT"
         )
-    return found[0]
+    return systems[0]
 
 
 def read_predictions(result: Result, items: Sequence[Any]) -> dict[str, Any]:
@@ -124,16 +124,18 @@ def read_predictions(result: Result, items: Sequence[Any]) -> dict[str, Any]:
         WorkspaceError: ``predictions.json`` is missing, damaged, or does not cover the items.
     """
     path = result.folder / "predictions.json"
-    found = read_record(path, Predictions, result.command, sha256=result.sha256.get(path.name)).root
+    predictions = read_record(
+        path, Predictions, result.command, sha256=result.sha256.get(path.name)
+    ).root
     for item in items:
-        if item.id not in found:
+        if item.id not in predictions:
             raise WorkspaceError(
                 f"{path} is not of the workspace's {len(items):,} items ({item.id!r} is missing): "
                 f"delete the folder and run `{result.command}`"
             )
-        if found[item.id] is None:
+        if predictions[item.id] is None:
             raise WorkspaceError(f"{path}: {item.id!r} has no answer: run `{result.command}`")
-    return {item.id: found[item.id] for item in items}
+    return {item.id: predictions[item.id] for item in items}
 
 
 def read_windows(workspace: Workspace, tag: str, split: str) -> WindowIndex:

@@ -1,29 +1,26 @@
 """The card of a repository: its README.md, made of what is recorded and of nothing else.
 
 What no record says is left out. A name is only written where it is one on the hub: of a local
-folder stands there that it is one, not where it lay.
-
-The card of a trained head.
-
-The card of a snapshot.
-
-The card of a store.
+folder the card says that it is local, not where it is. The texts are in ``templates/``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from bertvision.errors import InputError, counted
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.reader import SplitReader
 from bertvision.featurestore.stored_split import StoredSplit
 from bertvision.pipelines.stored_name import StoredName
+from bertvision.pipelines.tasks.metrics import METRICS
 from bertvision.pipelines.tasks.registry import find_task
-from bertvision.pipelines.tasks.scores import METRICS, headline, headline_metric
+from bertvision.pipelines.tasks.scores import headline, headline_metric
 from bertvision.pipelines.text import size
 from bertvision.pipelines.workspace.records import HeadScores, RunConfig, RunMetrics, SnapshotInfo
 from bertvision.pipelines.workspace.reproduce import extraction_command, training_command
@@ -37,6 +34,198 @@ ENCODER = {
     "data_sha256": "data",
 }
 """Digests in a provenance, as a card names them."""
+
+
+def head_card(
+    repository: str,
+    config: RunConfig,
+    metrics: RunMetrics | None,
+    scores: Sequence[HeadScores],
+    licence: str | None,
+) -> bytes:
+    """The card of a head.
+
+    Args:
+        repository: Its ``owner/name`` on the hub.
+        config: Configuration of the run.
+        metrics: Metrics of its training; None where the weights were changed since.
+        scores: Scores of the head, on any splits.
+        licence: Licence of the weights; None says nothing.
+    """
+    from huggingface_hub import EvalResult, ModelCardData
+
+    task = str(config.activations.get("task", ""))
+    kind = "question-answering" if config.kind == "span" else "text-classification"
+    headlines = [headline(score.rules) for score in scores]
+    results = []
+    for score, row in zip(scores, headlines, strict=True):
+        key = headline_metric(task, row)
+        name = METRICS[key].label if key in METRICS else key
+        results.append(
+            EvalResult(
+                task_type=kind,
+                dataset_type=task,
+                dataset_name=task,
+                dataset_split=score.split,
+                metric_type=key,
+                metric_value=round(row[key], 4),
+                metric_name=f"{name}, hidden states of {score.checkpoint}",
+            )
+        )
+    metadata = ModelCardData(
+        license=licence,
+        library_name=LIBRARY,
+        pipeline_tag=kind,
+        tags=["bertvision", "activations", "probing-head"],
+        base_model=on_hub(config.activations.get("model")),
+        model_name=config.run.name if results else None,
+        eval_results=results or None,
+    )
+    names = {key: m.label for key, m in METRICS.items() if any(key in row for row in headlines)}
+    return _card(
+        "head",
+        repository,
+        metadata.to_yaml(),
+        config=config,
+        metrics=metrics,
+        training=config.training,
+        made_of=config.activations,
+        licence=licence,
+        header=["snapshot", "split", "n", *names.values(), "no-answer threshold tuned on"],
+        scores=[
+            [
+                score.checkpoint,
+                score.split,
+                f"{row['total']:,.0f}" if "total" in row else None,
+                *(f"{row[key]:.2f}" if key in row else None for key in names),
+                score.threshold_tuned_on,
+            ]
+            for score, row in zip(scores, headlines, strict=True)
+        ],
+        command=training_command(config),
+    )
+
+
+def snapshot_card(repository: str, info: SnapshotInfo, licence: str | None) -> bytes:
+    """The card of a snapshot.
+
+    Args:
+        repository: Its ``owner/name`` on the hub.
+        info: Record of the snapshot.
+        licence: Licence of the weights; None says nothing.
+    """
+    from huggingface_hub import ModelCardData
+
+    metadata = ModelCardData(
+        license=licence,
+        library_name="transformers",
+        tags=[LIBRARY],
+        base_model=on_hub(info.pretrained.name_or_path),
+    )
+    spans = find_task(info.task.name).kind == "span"
+    return _card(
+        "snapshot",
+        repository,
+        metadata.to_yaml(),
+        info=info,
+        base=info.pretrained,
+        tuning=info.finetune,
+        licence=licence,
+        model_class="AutoModelForQuestionAnswering" if spans else "AutoModel",
+    )
+
+
+def store_card(
+    repository: str,
+    splits: Sequence[SplitReader],
+    stored_bytes: Mapping[str, int],
+    licence: str | None,
+) -> bytes:
+    """The card of a repository that holds splits of a store.
+
+    Args:
+        repository: Its ``owner/name`` on the hub.
+        splits: Splits that it holds.
+        stored_bytes: Bytes of their hidden states, by name.
+        licence: Licence of the text and the hidden states; None says nothing.
+    """
+    from huggingface_hub import DatasetCardData
+
+    names = sorted({split.split for split in splits})
+    encoders = {on_hub(split.record.provenance.get("model")) for split in splits} - {None}
+    metadata = DatasetCardData(
+        license=licence,
+        tags=["bertvision", "activations", "hidden-states", *sorted(map(str, encoders))],
+        size_categories=[_category(sum(split.record.examples for split in splits))],
+        # so that the viewer shows the texts, which are the same in all snapshots
+        configs=[
+            {
+                "config_name": name,
+                # the viewer's names of splits are words
+                "data_files": [
+                    {"split": re.sub(r"\W", "_", name), "path": f"examples/{name}.parquet"}
+                ],
+            }
+            for name in names
+        ],
+        library_name=LIBRARY,
+    )
+    return _card(
+        "store",
+        repository,
+        metadata.to_yaml(),
+        splits=splits,
+        count=counted(len(splits), "split"),
+        total=sum(stored_bytes[split.name] for split in splits),
+        rows=[
+            [
+                f"`{split.name}`",
+                f"{split.record.examples:,}",
+                f"{split.record.tokens:,}",
+                f"{len(split.record.layers)} × {split.record.hidden_size:,}",
+                split.record.encoding,
+                size(stored_bytes[split.name]),
+            ]
+            for split in splits
+        ],
+        licence=licence,
+        layer_names=_layer_names,
+        errors=_errors,
+        extraction=_extraction,
+    )
+
+
+def report_card(repository: str) -> bytes:
+    """The card of a report, which the hub shows as a static page.
+
+    Args:
+        repository: Its ``owner/name`` on the hub.
+    """
+    title = repository.rpartition("/")[2]
+    metadata = f"title: {title}\nsdk: static\napp_file: index.html\ntags:\n- {LIBRARY}"
+    return _card("report", repository, metadata)
+
+
+def _card(kind: str, repository: str, metadata: str, **values: Any) -> bytes:
+    """YAML for the hub, then the template of a kind of card with its values."""
+    templates = Environment(  # noqa: S701  # Markdown, which the hub sanitizes
+        loader=FileSystemLoader(Path(__file__).with_name("templates")),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+    text = templates.get_template(f"{kind}.md").render(
+        values,
+        repository=repository,
+        name=repository.rpartition("/")[2],
+        encoder_name=encoder_name,
+        facts=_facts,
+        size=size,
+        snapshot_text=_snapshot_text,
+        table=_table,
+        versions=lambda versions: ", ".join(f"{name} {v}" for name, v in versions.items()),
+    )
+    return f"---\n{metadata.strip()}\n---\n\n{text}".encode()
 
 
 def on_hub(name: object) -> str | None:
@@ -53,43 +242,10 @@ def encoder_name(provenance: Mapping[str, Any]) -> str:
     return f"[{name}](https://huggingface.co/{name})" + (f" at `{revision}`" if revision else "")
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table in Markdown; what is None is an empty cell."""
+def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table in Markdown; None is an empty cell."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines)
-
-
-def facts(values: Mapping[str, object]) -> str:
-    """Names and values as a table; what is None or empty is left out."""
-    return table(
-        ["", ""], [(name, value) for name, value in values.items() if value not in (None, "", ())]
-    )
-
-
-def code(text: str, language: str) -> str:
-    """A block of code."""
-    return f"```{language}\n{text.strip()}\n```"
-
-
-def page(metadata: str, title: str, sections: Sequence[str]) -> bytes:
-    """The card: YAML for the hub, then Markdown.
-
-    Args:
-        metadata: in YAML.
-        title: of the page.
-        sections: in order; an empty one is left out.
-    """
-    text = "\n\n".join([f"---\n{metadata.strip()}\n---", f"# {title}", *filter(None, sections)])
-    return f"{text}\n".encode()
-
-
-def digests(provenance: Mapping[str, Any]) -> dict[str, str]:
-    """The digests of a provenance, by what they are of."""
-    return {
-        f"sha256 of the {name}": f"`{provenance[key]}`"
-        for key, name in ENCODER.items()
-        if provenance.get(key)
-    }
 
 
 def _cell(value: object) -> str:
@@ -100,308 +256,48 @@ def _cell(value: object) -> str:
     return str(value).replace("|", "\\|").replace("\n", " ")
 
 
-def bytes_text(n: int) -> str:
-    """Bytes as people read them, and in full."""
-    return f"{size(n)} ({n:,} bytes)"
+def _facts(
+    values: Iterable[tuple[str, object]],
+    provenance: Mapping[str, Any] | None = None,
+    data: Mapping[str, Any] | None = None,
+) -> str:
+    """Names and values as a table without the empty ones, then digests of encoder and data."""
+    digests = {name: (provenance or {}).get(key) for key, name in ENCODER.items()}
+    rows = [(name, value) for name, value in values if value not in (None, "", ())]
+    sums = {f"the {name}": digest for name, digest in digests.items() if digest}
+    sums |= {split: record.sha256 for split, record in (data or {}).items()}
+    rows += [(f"sha256 of {what}", f"`{digest}`") for what, digest in sums.items()]
+    return _table(["", ""], rows)
 
 
-def head_card(
-    repository: str,
-    config: RunConfig,
-    metrics: RunMetrics | None,
-    scores: Sequence[HeadScores],
-    licence: str | None,
-) -> bytes:
-    """The card of a head.
-
-    Args:
-        repository: ``owner/name`` where it is pushed.
-        config: of the run.
-        metrics: of its training; None where the weights were changed since.
-        scores: of the head, on any splits.
-        licence: that the weights are given under; None says nothing.
-    """
-    made_of, training = config.activations, config.training
-    about: dict[str, object] = {
-        "task": made_of.get("task"),
-        "encoder": encoder_name(made_of),
-        "snapshot it was trained on": _snapshot(config.trained_on),
-        "hidden states": f"layers {', '.join(map(str, config.layers))} of width "
-        f"{config.hidden_size:,}, stored as {config.encoding}",
-        "tokens": made_of.get("tokens"),
-        "parameters": metrics and f"{metrics.trainable:,} trained, {metrics.total:,} in all",
-        "examples": metrics and f"{metrics.examples:,}",
-        "part of the training data": f"{training.fraction:.4g}",
-        "seed": training.seed,
-        "training": f"{training.epochs} epochs in batches of {training.batch_size}, learning rate "
-        f"{training.lr:g}, precision {training.precision}",
-        "epoch whose weights were kept": metrics and metrics.epoch,
-        "loss": metrics and metrics.loss,
-        "licence": licence,
-    }
-    load = (
-        "import bertvision\n\n"
-        f'head = bertvision.Head.from_pretrained("{repository}")\n'
-        "output = head(hidden_states, lengths)  # (tokens, layers, hidden), (batch,)"
-    )
-    if ":" in config.head:
-        load = load.replace('")', f'", named="{config.head}")')
-    return page(
-        _metadata(config, scores, licence),
-        config.run.name,
-        [
-            f"A `{config.head}` head for {made_of.get('task', 'hidden states')}, trained with "
-            "[bertvision](https://pypi.org/project/bertvision) on stored hidden states of an "
-            "encoder; it does not contain the encoder.",
-            facts(about | digests(made_of)),
-            "## Use",
-            code(load, "python"),
-            code(f"bertvision pull {repository}\nbertvision evaluate {config.run.text}", "bash"),
-            *_scores(config, scores),
-            "## How it was made",
-            code(training_command(config), "bash"),
-        ],
-    )
-
-
-def _scores(config: RunConfig, scores: Sequence[HeadScores]) -> Iterator[str]:
-    if not scores:
-        return
-    found = [headline(score.rules) for score in scores]
-    names = {key: name for key, name in METRICS.items() if any(key in row for row in found)}
-    yield "## Scores"
-    yield (
-        f"In per cent, of this one training (seed {config.training.seed}); n is the number of "
-        "items that were scored."
-    )
-    yield table(
-        ["snapshot", "split", "n", *names.values(), "no-answer threshold tuned on"],
-        [
-            [
-                score.checkpoint,
-                score.split,
-                f"{row['total']:,.0f}" if "total" in row else None,
-                *(f"{row[key]:.2f}" if key in row else None for key in names),
-                score.threshold_tuned_on,
-            ]
-            for score, row in zip(scores, found, strict=True)
-        ],
-    )
-
-
-def _metadata(config: RunConfig, scores: Sequence[HeadScores], licence: str | None) -> str:
-    from huggingface_hub import EvalResult, ModelCardData
-
-    task = str(config.activations.get("task", ""))
-    kind = "question-answering" if config.kind == "span" else "text-classification"
-    results = []
-    for score in scores:
-        metrics = headline(score.rules)
-        key = headline_metric(task, metrics)
-        results.append(
-            EvalResult(
-                task_type=kind,
-                dataset_type=task,
-                dataset_name=task,
-                dataset_split=score.split,
-                metric_type=key,
-                metric_value=round(metrics[key], 4),
-                metric_name=f"{METRICS.get(key, key)}, hidden states of {score.checkpoint}",
-            )
-        )
-    return ModelCardData(
-        license=licence,
-        library_name=LIBRARY,
-        pipeline_tag=kind,
-        tags=["bertvision", "activations", "probing-head"],
-        base_model=on_hub(config.activations.get("model")),
-        model_name=config.run.name if results else None,
-        eval_results=results or None,
-    ).to_yaml()
-
-
-def _snapshot(tag: str) -> str:
+def _snapshot_text(tag: str) -> str:
     at = SnapshotTag(tag)
     if at.is_untrained or at.is_mean:
         return f"`{tag}`"
     return f"`{tag}` ({at.fraction:g} epochs of fine-tuning)"
 
 
-def snapshot_card(repository: str, info: SnapshotInfo, licence: str | None) -> bytes:
-    """The card of a snapshot.
-
-    Args:
-        repository: ``owner/name`` where it is pushed.
-        info: what it was made from.
-        licence: that the weights are given under; None says nothing.
-    """
-    from huggingface_hub import ModelCardData
-
-    base, tuning = info.pretrained, info.finetune
-    start = {"model": base.name_or_path, "model_revision": base.revision}
-    seconds = None if info.seconds is None else f"{info.seconds:,.0f} s of fine-tuning"
-    about = {
-        "task": info.task.name,
-        "pretrained encoder": encoder_name(start),
-        "snapshot": f"`{info.tag}`, after {info.step:,} steps of which an epoch has "
-        f"{info.steps_per_epoch:,}",
-        "fine-tuning": f"batches of {tuning.batch_size}, learning rate {tuning.lr:g}, precision "
-        f"{tuning.precision}, seed {tuning.seed}",
-        "time": seconds,
-        "longest window": info.task.max_length,
-        "sha256 of the weights": f"`{info.weights_sha256}`",
-        "sha256 of the pretrained weights": f"`{base.weights_sha256}`",
-        "written with": ", ".join(f"{name} {v}" for name, v in info.versions.items()),
-        "made": info.created,
-        "licence": licence,
-    } | {f"sha256 of {split}": f"`{data.sha256}`" for split, data in info.data.items()}
-    metadata = ModelCardData(
-        license=licence,
-        library_name="transformers",
-        tags=[LIBRARY],
-        base_model=on_hub(base.name_or_path),
-    ).to_yaml()
-    kind = "AutoModelForQuestionAnswering" if find_task(info.task.name).kind == "span" else None
-    load = f"""
-from transformers import {kind or "AutoModel"}, AutoTokenizer
-
-model = {kind or "AutoModel"}.from_pretrained("{repository}")
-tokenizer = AutoTokenizer.from_pretrained("{repository}")
-"""
-    return page(
-        metadata,
-        f"{info.task.name} {info.tag}",
-        [
-            "An encoder at a point of its fine-tuning, kept by "
-            "[bertvision](https://pypi.org/project/bertvision).",
-            facts(about),
-            "## Use",
-            code(load, "python"),
-            code(f"bertvision pull {repository} {repository.rpartition('/')[2]}", "bash"),
-        ],
-    )
+def _layer_names(split: SplitReader) -> list[str]:
+    return list(split.layer_names or map(str, split.record.layers))
 
 
-def store_card(
-    repository: str,
-    splits: Sequence[SplitReader],
-    stored_bytes: Mapping[str, int],
-    licence: str | None,
-) -> bytes:
-    """The card of a repository that holds splits of a store.
-
-    Args:
-        repository: ``owner/name`` where it is pushed.
-        splits: that it holds then.
-        stored_bytes: of their hidden states, by name.
-        licence: that the text and the hidden states are given under; None says nothing.
-    """
-    first, held = splits[0].name, sum(stored_bytes[split.name] for split in splits)
-    read = (
-        "import bertvision\n\n"
-        f'store = bertvision.ActivationStore.open("hf://datasets/{repository}")  # no download\n'
-        f'split = store["{first}"]\n'
-        "split[17]  # float32 (seq, hidden, layers)"
-    )
-    return page(
-        _store_metadata(splits, licence),
-        repository.rpartition("/")[2],
-        [
-            "Hidden states of an encoder on the texts of a task, written by "
-            "[bertvision](https://pypi.org/project/bertvision): every shard, array and record is "
-            f"under a checksum. {counted(len(splits), 'split')}, {bytes_text(held)} of hidden "
-            "states.",
-            table(
-                ["split", "examples", "tokens", "layers × width", "encoding", "size"],
-                [
-                    [
-                        f"`{split.name}`",
-                        f"{split.record.examples:,}",
-                        f"{split.record.tokens:,}",
-                        f"{len(split.record.layers)} × {split.record.hidden_size:,}",
-                        split.record.encoding,
-                        size(stored_bytes[split.name]),
-                    ]
-                    for split in splits
-                ],
-            ),
-            f"Licence: {licence}." if licence else "",
-            "## Read it",
-            code(read, "python"),
-            code(f"bertvision pull datasets/{repository} activations", "bash"),
-            "`pull` checks each file against the digests of the ledger. The hidden states are Zarr "
-            "(`arrays.zarr`), as codes of their encoding; the texts are Parquet (`examples/`).",
-            *(part for split in splits for part in _split(split)),
-        ],
-    )
+def _errors(split: SplitReader) -> list[tuple[str, float, str]]:
+    """The layer with the largest error of the encoding, by kind of token."""
+    names = _layer_names(split)
+    return [
+        (kind, float(errors.max()), names[int(errors.argmax())])
+        for kind, errors in (split.encoding_error or {}).items()
+    ]
 
 
-def _split(split: SplitReader) -> list[str]:
-    """Record of one split."""
-    record, made_of = split.record, split.record.provenance
-    about: dict[str, object] = {
-        "encoder": encoder_name(made_of),
-        "task": made_of.get("task"),
-        "tokens": made_of.get("tokens"),
-        "layers": ", ".join(split.layer_names or map(str, record.layers)),
-        "encoding": record.encoding,
-        "compression": None if record.compression == "none" else record.compression,
-        "order of tokens": "permuted" if record.is_shuffled else None,
-        "precision of the encoder": made_of.get("precision"),
-        "longest window": made_of.get("max_length"),
-        "shards": f"{record.shards:,} of {record.shard_tokens:,} tokens",
-        "written with": ", ".join(f"{name} {v}" for name, v in record.versions.items()),
-    }
-    parts = [f"## `{split.name}`", facts(about | digests(made_of))]
-    if errors := split.encoding_error:
-        names = split.layer_names or list(map(str, record.layers))
-        parts += [
-            "What the encoding loses, in parts of the distance from the mean, measured on a sample "
-            "when it was written:",
-            table(
-                ["kind of token", "largest error of a layer", "in layer"],
-                [[kind, float(of.max()), names[int(of.argmax())]] for kind, of in errors.items()],
-            ),
-        ]
-    if (command := _command(split)) is not None:
-        parts += ["Made by:", code(command, "bash")]
-    return parts
-
-
-def _command(split: StoredSplit) -> str | None:
-    """Command that extracts it again; None of one that was imported or written by a program."""
+def _extraction(split: StoredSplit) -> str | None:
+    """Command that extracts a split again; None of one that a program wrote or imported."""
     if "task" not in split.record.provenance:
         return None
     try:
         return extraction_command(split, StoredName.parse(split.split).tokens)
     except InputError:
         return None
-
-
-def _store_metadata(splits: Sequence[SplitReader], licence: str | None) -> str:
-    from huggingface_hub import DatasetCardData
-
-    names = sorted({split.split for split in splits})
-    encoders = {on_hub(split.record.provenance.get("model")) for split in splits} - {None}
-    return DatasetCardData(
-        license=licence,
-        tags=["bertvision", "activations", "hidden-states", *sorted(map(str, encoders))],
-        size_categories=[_category(sum(split.record.examples for split in splits))],
-        # so that the viewer shows the texts, which are the same in all snapshots
-        configs=[
-            {
-                "config_name": name,
-                "data_files": [{"split": _plain(name), "path": f"examples/{name}.parquet"}],
-            }
-            for name in names
-        ],
-        library_name=LIBRARY,
-    ).to_yaml()
-
-
-def _plain(name: str) -> str:
-    """A split's name as the hub's viewer takes it."""
-    return re.sub(r"\W", "_", name)
 
 
 def _category(n: int) -> str:

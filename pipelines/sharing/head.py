@@ -14,15 +14,15 @@ from torch import Tensor, nn
 
 from bertvision.errors import InputError, UnknownNameError, WorkspaceError
 from bertvision.featurestore.storage.durable import make_folder
+from bertvision.models.factory import build_head, kind_of
 from bertvision.models.outputs import ClassOutput, SpanOutput
-from bertvision.models.registry import build_head, kind_of
 from bertvision.pipelines.files import sha256_of_files
 from bertvision.pipelines.records import write_record
 from bertvision.pipelines.sharing import manifest as manifests
 from bertvision.pipelines.sharing.cards import head_card
-from bertvision.pipelines.sharing.folders import push_folder
 from bertvision.pipelines.sharing.hub import Repository, ask, connect, parse_repository
 from bertvision.pipelines.sharing.manifest import CARD, Manifest, SharedFile
+from bertvision.pipelines.sharing.shareable import Shareable, push
 from bertvision.pipelines.training.trained_head import changed_file
 from bertvision.pipelines.workspace.records import RunConfig, read_run_config
 
@@ -173,13 +173,12 @@ class Head(nn.Module):
         with TemporaryDirectory() as temporary:
             folder = Path(temporary)
             self.save_pretrained(folder)
-            sent = push_folder(
+            files = {file: folder / file for file in (CONFIG, WEIGHTS)}
+            card = head_card(name, self.config, None, [], license)
+            sent = push(
                 connect(token),
                 Repository(name, "model", revision),
-                "head",
-                self.name,
-                {file: folder / file for file in (CONFIG, WEIGHTS)},
-                head_card(name, self.config, None, [], license),
+                Shareable("head", self.name, files, card),
                 private=private,
                 replace=replace,
             )

@@ -118,8 +118,8 @@ def exists(api: HfApi, repository: Repository) -> bool:
     Raises:
         HubError: the hub cannot be reached, or refuses.
     """
-    found: bool = ask(repository, api.repo_exists, repository.name, repo_type=repository.kind)
-    return found
+    is_there: bool = ask(repository, api.repo_exists, repository.name, repo_type=repository.kind)
+    return is_there
 
 
 def resolve(api: HfApi, repository: Repository) -> Repository:
@@ -266,7 +266,7 @@ def _sent(error: BaseException) -> list[str]:
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
     """An error and what it was raised from."""
-    found: BaseException | None = error
-    while found is not None:
-        yield found
-        found = found.__cause__
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__

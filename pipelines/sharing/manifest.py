@@ -134,23 +134,23 @@ def earlier_push(
         "push to another name, or, to have what is sent in the place of its card and of files of "
         "the same names, with --replace (in Python, replace=True); nothing was sent"
     )
-    found = None
+    manifest = None
     try:
         if FILE in files:
-            found = fetch_manifest(api, repository, files)
+            manifest = fetch_manifest(api, repository, files)
     except (InputError, WorkspaceError):
         log.info("%s: its %s is none", repository, FILE)
     foreign = set(files) - _OF_THE_HUB
     if replace or not foreign:
-        return found
-    if found is None:
+        return manifest
+    if manifest is None:
         raise InputError(
             f"{name} holds {counted(len(foreign), 'file')} that `bertvision push` did not send, "
             f"such as {CARD if CARD in foreign else min(foreign)}: {otherwise}"
         )
-    if found.kind != kind:
-        raise InputError(f"{name} holds a {found.kind}, and this is a {kind}: {otherwise}")
-    return found
+    if manifest.kind != kind:
+        raise InputError(f"{name} holds a {manifest.kind}, and this is a {kind}: {otherwise}")
+    return manifest
 
 
 def check_files(folder: Path, manifest: Manifest) -> None:

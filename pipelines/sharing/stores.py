@@ -43,10 +43,18 @@ from bertvision.featurestore.store import ActivationStore
 from bertvision.featurestore.stored_split import StoredSplit
 from bertvision.pipelines.sharing import manifest as manifests
 from bertvision.pipelines.sharing.cards import store_card
-from bertvision.pipelines.sharing.download import fetch, staging
 from bertvision.pipelines.sharing.hub import Repository
 from bertvision.pipelines.sharing.manifest import CARD, Manifest, earlier_push
-from bertvision.pipelines.sharing.upload import Base, Content, Sent, base_of, bytes_of, send
+from bertvision.pipelines.sharing.transfer import (
+    Base,
+    Content,
+    Sent,
+    base_of,
+    bytes_of,
+    fetch,
+    send,
+    staging,
+)
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -99,8 +107,8 @@ def stages_of(split: ActivationSplit, root: Path) -> list[dict[str, Path]]:
     ]
     shards, records = {}, []
     for shard in range(record.shards):
-        found = ledger.find_shard(shard, record)
-        for name, file in found.files.items() if found else ():
+        shard_record = ledger.find_shard(shard, record)
+        for name, file in shard_record.files.items() if shard_record else ():
             shards[shard_key(record, name, shard)] = file.bytes
         records.append(f"{LEDGER}/{split.name}/{shard:05d}.json")
     records.append(f"{LEDGER}/{split.name}/split.json")
@@ -116,14 +124,14 @@ def stages_of(split: ActivationSplit, root: Path) -> list[dict[str, Path]]:
 
 def splits_in(files: Iterable[str]) -> list[str]:
     """The splits that a listing of a store has, as ``tag/split``, tags ordered as numbers."""
-    found = set()
+    names = set()
     for path in files:
         parts = path.split("/")
         if len(parts) == 4 and parts[0] == LEDGER and parts[3] == "split.json":
             tag, split = parts[1:3]
             if SnapshotTag.is_valid(tag) and _is_name(split):
-                found.add((SnapshotTag(tag), split))
-    return [f"{tag}/{split}" for tag, split in sorted(found)]
+                names.add((SnapshotTag(tag), split))
+    return [f"{tag}/{split}" for tag, split in sorted(names)]
 
 
 def files_of(name: str, files: Mapping[str, int]) -> dict[str, int]:
@@ -153,16 +161,16 @@ def written_for(splits: Mapping[str, StoredSplit | None], files: Mapping[str, in
         Paths: shards, their records and the split's, its texts, the arrays that its record names,
         and the metadata of its snapshot. Nothing else in these folders.
     """
-    found = set()
+    paths = set()
     for name, split in splits.items():
         group = f"{ROOT}/{name}/"
         parts = {"zarr.json", "hidden_states", "scale", *(split.record.arrays if split else ())}
         for path in files_of(name, files):
             if path.removeprefix(group).partition("/")[0] in parts or not path.startswith(group):
-                found.add(path)
+                paths.add(path)
         above = f"{ROOT}/{name.partition('/')[0]}/zarr.json"
-        found |= {above} & set(files)
-    return found
+        paths |= {above} & set(files)
+    return paths
 
 
 def shard_bytes(name: str, files: Mapping[str, int]) -> int:
@@ -176,8 +184,8 @@ def shard_of(key: str, name: str) -> int | None:
     """The shard that a file of a split belongs to; None of what lies beside the shards."""
     group, records = f"{ROOT}/{name}/", f"{LEDGER}/{name}/"
     inside = key.removeprefix(group) if key.startswith(group) else key.removeprefix(records)
-    found = _OF_SHARD.fullmatch(inside)
-    return int(found[1] or found[2]) if found else None
+    match = _OF_SHARD.fullmatch(inside)
+    return int(match[1] or match[2]) if match else None
 
 
 def patterns_of(name: str) -> list[str]:
@@ -261,10 +269,10 @@ def push_store(
     if replace:
         replaced = {n for n in others if n in here and others[n].record.difference(here[n].record)}
         gone = set(others) - set(here) if whole else gone
-    kept = {name: split for name, split in others.items() if name not in replaced | gone}
+    remaining = {name: split for name, split in others.items() if name not in replaced | gone}
     for split in splits:
-        _check_fits(repository, split.record, kept)
-    if whole and (more := sorted(set(kept) - set(here))):
+        _check_fits(repository, split.record, remaining)
+    if whole and (more := sorted(set(remaining) - set(here))):
         log.info("%s holds %s too: --replace removes them", repository, ", ".join(more))
     manifest = Manifest(kind="store", bertvision=version("bertvision")).content()
     beside: dict[str, Content] = {manifests.FILE: manifest}
@@ -273,7 +281,7 @@ def push_store(
     for split in splits:
         for stage, files in zip((beside, shards, records), stages_of(split, root), strict=True):
             stage.update(files)
-    all_splits = kept | here
+    all_splits = remaining | here
     ordered = [all_splits[name] for name in splits_in(f"ledger/{n}/split.json" for n in all_splits)]
     last: dict[str, Content] = {
         f"{ROOT}/{key}": content
@@ -283,7 +291,7 @@ def push_store(
     sent = {*beside, *shards, *records, *last}
     removed = _outdated(there, {n: others.get(n) for n in {*here, *gone}}, replaced, sent)
     # texts of a split are those of all snapshots
-    removed -= {path for name in set(kept) - set(here) for path in files_of(name, there)}
+    removed -= {path for name in set(remaining) - set(here) for path in files_of(name, there)}
     lengths = {path: length for path, length in there.items() if path not in removed}
     lengths |= {key: bytes_of(content) for key, content in shards.items()}
     last[CARD] = store_card(
@@ -303,14 +311,14 @@ def push_store(
 
 def _records_there(base: Base) -> dict[str, ActivationSplit]:
     """The splits that a repository holds, by name; those that cannot be read are replaced."""
-    found: dict[str, ActivationSplit] = {}
+    splits: dict[str, ActivationSplit] = {}
     if names := splits_in(base.files):
         storage = open_storage(f"hf://{base.repository}")
         for name in names:
             # what cannot be reached, or is newer, is there all the same: that ends the push
             with suppress(CorruptStoreError, IncompleteSplitError, StoreNotFoundError):
-                found[name] = ActivationSplit(storage, *name.split("/"))
-    return found
+                splits[name] = ActivationSplit(storage, *name.split("/"))
+    return splits
 
 
 def _outdated(
@@ -357,10 +365,10 @@ def check_same(where: str, here: SplitRecord, there: SplitRecord, remedy: str) -
         ProvenanceError: they tell of different activations.
     """
     if difference := there.difference(here):
-        field, kept, new = difference
+        field, before, new = difference
         raise ProvenanceError(
-            f"{where} holds another {here.tag}/{here.split}, with {field.strip()} = {kept!r}, and "
-            f"this one has {new!r}: {remedy}"
+            f"{where} holds another {here.tag}/{here.split}, with {field.strip()} = {before!r}, "
+            f"and this one has {new!r}: {remedy}"
         )
 
 
@@ -394,13 +402,13 @@ def pull_store(
         HubError: the hub cannot be reached, or refuses.
         DiskSpaceError: the disk is too small.
     """
-    held = splits_in(files)
-    names = list(dict.fromkeys(held if names is None else names))
+    there = splits_in(files)
+    names = list(dict.fromkeys(there if names is None else names))
     for name in names:
-        if name not in held:
+        if name not in there:
             raise UnknownNameError(
-                f"{repository} has no split {name}: {did_you_mean(name, held)}it holds "
-                f"{', '.join(held) or 'none'}"
+                f"{repository} has no split {name}: {did_you_mean(name, there)}it holds "
+                f"{', '.join(there) or 'none'}"
             )
     target = LocalStorage(folder)
     with staging(folder, repository) as stage:
@@ -466,11 +474,11 @@ def _check(repository: Repository, brought: LocalStorage, name: str, keys: Itera
     damage = find_damage(split)
     if not damage:
         return
-    shards = {found.shard for found in damage}
+    shards = {damaged.shard for damaged in damage}
     for key in keys:
         if shard_of(key, name) in shards:  # None is what lies beside the shards
             brought.remove(key)
-    told = "; ".join(found.what for found in damage[:_TOLD])
+    told = "; ".join(damaged.what for damaged in damage[:_TOLD])
     raise CorruptStoreError(
         f"{repository}: {told}{' …' if len(damage) > _TOLD else ''}: nothing of {name} was put in "
         "place; run the same command again, which brings the damaged files alone; where it says "

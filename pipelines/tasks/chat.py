@@ -39,8 +39,7 @@ from bertvision.pipelines.tasks.documents import (
     text_field,
 )
 from bertvision.pipelines.tasks.features import FeaturesTask
-from bertvision.pipelines.tasks.special_tokens import require_fast
-from bertvision.pipelines.tasks.windows import Int32Array, Windows
+from bertvision.pipelines.tasks.windows import Int32Array, Windows, require_fast
 
 _MARKS = re.compile(r"\{%([-+]?)\s*(generation|endgeneration)\s*([-+]?)%\}")
 _CLOCK = "strftime_now"
@@ -167,7 +166,7 @@ def _dated(template: str, date: str | None) -> str:
     now = datetime.combine(as_date(date), time(12))
     codes = [f"%{flag}{code}" for flag in ("-", "") for code in _CODES]
     written = [("%%", "\0"), *((code, now.strftime(code)) for code in codes), ("\0", "%")]
-    pairs = ", ".join(f"[{_literal(of)}, {_literal(to)}]" for of, to in written)
+    pairs = ", ".join(f"[{_literal(begin)}, {_literal(to)}]" for begin, to in written)
     return _with(
         f"{{% macro {_CLOCK}(format) %}}{{% set of = namespace(text=format) %}}"
         f"{{% for code, value in [{pairs}] %}}{{% set of.text = of.text.replace(code, value) %}}"
@@ -295,7 +294,7 @@ class ChatTask(FeaturesTask):
             except InputError as error:
                 raise InputError(f"{item.id}: {error}") from error
         most = config.max_length
-        cut = np.array([max(0, len(of.ids) - most) for of in made])
+        cut = np.array([max(0, len(one.ids) - most) for one in made])
         if cut.any():
             log.warning(
                 "%d of %s have more than %d tokens and are cut off, %s of them; --max-length, "
@@ -303,15 +302,15 @@ class ChatTask(FeaturesTask):
                 *(int((cut > 0).sum()), counted(len(made), "conversation"), most),
                 counted(int(cut.sum()), "token"),
             )
-        ids = np.concatenate([of.ids[:most] for of in made])
+        ids = np.concatenate([one.ids[:most] for one in made])
         return Windows(
             input_ids=ids,
             token_type_ids=np.zeros(len(ids), np.uint8),
             offset_mapping=np.full((len(ids), 2), -1, np.int32),
-            n_tokens=np.array([min(len(of.ids), most) for of in made], np.int32),
+            n_tokens=np.array([min(len(one.ids), most) for one in made], np.int32),
             item_index=np.arange(len(made), dtype=np.int32),
             labels={},
-            token_fields={"loss_mask": np.concatenate([of.loss_mask[:most] for of in made])},
+            token_fields={"loss_mask": np.concatenate([one.loss_mask[:most] for one in made])},
         )
 
     def settled(self, config: TaskConfig, tokenizer: Any) -> TaskConfig:
@@ -363,10 +362,10 @@ def _parsed(fields: dict[str, Any], name: str) -> Chat:
         if not completion:
             raise InputError("the completion is empty")
         return Chat(name, None, prompt, completion)
-    kept = read_messages(fields)
-    if all(message["role"] != "assistant" for message in kept):
+    messages = read_messages(fields)
+    if all(message["role"] != "assistant" for message in messages):
         raise InputError("has no message of the role 'assistant'")
-    return Chat(name, json.dumps(kept, ensure_ascii=False))
+    return Chat(name, json.dumps(messages, ensure_ascii=False))
 
 
 def read_messages(fields: dict[str, Any]) -> list[dict[str, Any]]:

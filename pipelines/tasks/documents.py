@@ -43,8 +43,7 @@ from bertvision.pipelines.tasks.source import (
     splits_in,
     text_lines,
 )
-from bertvision.pipelines.tasks.special_tokens import require_fast
-from bertvision.pipelines.tasks.windows import TEXTS_AT_ONCE, Int32Array, Windows
+from bertvision.pipelines.tasks.windows import TEXTS_AT_ONCE, Int32Array, Windows, require_fast
 
 log = logging.getLogger(__name__)
 
@@ -225,16 +224,16 @@ def _hub(source: str, split: str, columns: Sequence[Sequence[str]]) -> tuple[Ite
     return (Row(f"row {i}", fields) for i, fields in enumerate(chosen)), digest.hexdigest()
 
 
-def _wanted(held: Sequence[str], columns: Sequence[Sequence[str]], where: str) -> list[str]:
+def _wanted(names: Sequence[str], columns: Sequence[Sequence[str]], where: str) -> list[str]:
     """The first of ``columns`` that a table has, and its names of rows.
 
     Raises:
         InputError: it has none.
     """
     for wanted in columns:
-        if set(wanted) <= set(held):
-            return [*wanted, *(["id"] if "id" in held and "id" not in wanted else [])]
-    raise InputError(f"{where}: has the columns {list(held)}, but not {list(columns[0])}")
+        if set(wanted) <= set(names):
+            return [*wanted, *(["id"] if "id" in names and "id" not in wanted else [])]
+    raise InputError(f"{where}: has the columns {list(names)}, but not {list(columns[0])}")
 
 
 def _by_datasets(source: str, forms: Sequence[str]) -> bool:
@@ -365,12 +364,12 @@ def _first_pieces(pieces: Sequence[_Piece], max_length: int) -> list[_Piece]:
 
 def _filled(lengths: Int32Array, most: int) -> Int32Array:
     """The first piece of each window, where a window takes the next piece while there is room."""
-    begins, held = [], most
+    begins, length = [], most
     for i, n in enumerate(lengths.tolist()):
-        if held + n > most:
+        if length + n > most:
             begins.append(i)
-            held = 0
-        held += n
+            length = 0
+        length += n
     return np.array(begins, np.int32)
 
 

@@ -363,7 +363,7 @@ def _paragraph(rng: random.Random, pool: int) -> FactParagraph:
     entities = [draw_entity(rng, kind, pool, used) for _ in range(n_entities)]
     relations = rng.sample(RELATIONS[kind], len(plan))
     told: dict[str, list[Entity]] = {}
-    while {e.name for of in told.values() for e in of} != {e.name for e in entities}:
+    while {e.name for some in told.values() for e in some} != {e.name for e in entities}:
         told = {r.name: rng.sample(entities, n) for r, n in zip(relations, plan, strict=True)}
     stated = [
         Stated(entity, relation, draw_value(rng, relation.value_kind, pool, used))

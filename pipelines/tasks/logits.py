@@ -103,10 +103,10 @@ class Logits:
             InputError: no kind of task has arrays of these names, so that none could be read again.
         """
         _kind_of(self.arrays)
-        kept = {**self.arrays, "question_index": self.windows.item_index}
+        arrays = {**self.arrays, "question_index": self.windows.item_index}
         if self.windows.offset_mapping is not None:
-            kept["n_tokens"] = self.windows.n_tokens
-        write_durably(path, lambda target: save_file(kept, target, metadata))
+            arrays["n_tokens"] = self.windows.n_tokens
+        write_durably(path, lambda target: save_file(arrays, target, metadata))
 
     @classmethod
     def load(
@@ -128,11 +128,11 @@ class Logits:
         try:
             if sha256 is not None and sha256_of_files([path]) != sha256:
                 raise OSError("they are not as they were written")
-            held = load_file(path)
-            names = _NAMES[_kind_of(held)]
-            found = cls({name: held[name] for name in names}, windows)
-            rows = held["question_index"]
-            n_tokens = windows.n_tokens if found.kind == "classification" else held["n_tokens"]
+            arrays = load_file(path)
+            names = _NAMES[_kind_of(arrays)]
+            logits = cls({name: arrays[name] for name in names}, windows)
+            rows = arrays["question_index"]
+            n_tokens = windows.n_tokens if logits.kind == "classification" else arrays["n_tokens"]
         except (OSError, InputError, KeyError, SafetensorError) as error:
             raise WorkspaceError(
                 f"the logits {path} are damaged ({error}): delete the file and run `{command}`"
@@ -141,14 +141,14 @@ class Logits:
         same = same and np.array_equal(n_tokens, windows.n_tokens)
         if not same or any(
             x.ndim != _DIMENSIONS.get(name, 1) or len(x) != windows.rows(name)
-            for name, x in found.arrays.items()
+            for name, x in logits.arrays.items()
         ):
             raise WorkspaceError(
                 f"the logits {path} ({len(rows):,} windows) are of other data than the "
                 f"{len(windows.item_index):,} windows that the workspace's questions make: "
                 f"delete the file and run `{command}`"
             )
-        return found
+        return logits
 
 
 def _kind_of(arrays: Mapping[str, Any]) -> TaskKind:

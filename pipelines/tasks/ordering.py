@@ -31,16 +31,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
 from bertvision.errors import InputError, WorkspaceError, counted
-from bertvision.pipelines.tasks.batch import Batch
 from bertvision.pipelines.tasks.data import TaskConfig, TaskData
 from bertvision.pipelines.tasks.logits import Logits
 from bertvision.pipelines.tasks.own_output import OutputLayer, OwnOutput
 from bertvision.pipelines.tasks.scores import Scores
 from bertvision.pipelines.tasks.source import find_file, read_text, splits_in
-from bertvision.pipelines.tasks.special_tokens import Template
 from bertvision.pipelines.tasks.squad.read import read_squad
 from bertvision.pipelines.tasks.task import Task
-from bertvision.pipelines.tasks.windows import Windows
+from bertvision.pipelines.tasks.windows import Batch, Template, Windows
 
 log = logging.getLogger(__name__)
 MOST_SENTENCES = 30
@@ -92,25 +90,25 @@ def read_paragraphs(path: Path, *, skip_bad: bool = False) -> TaskData:
     if Path(path.name.removesuffix(".gz")).suffix == ".json":
         data = read_squad(path, skip_bad=skip_bad)
         contexts = dict.fromkeys(question.context for question in data.questions)
-        found, digest = [_END.split(" ".join(x.split())) for x in contexts], data.sha256
+        paragraphs, digest = [_END.split(" ".join(x.split())) for x in contexts], data.sha256
     else:
         text, digest = read_text(path)
-        found = [*_blocks(text)]
+        paragraphs = [*_blocks(text)]
     items = [
         Paragraph(f"paragraph {i}", tuple(sentences))
-        for i, sentences in enumerate(found, 1)
+        for i, sentences in enumerate(paragraphs, 1)
         if 2 <= len(sentences) <= MOST_SENTENCES and len(set(sentences)) == len(sentences)
     ]
     why = (
-        f"{len(found) - len(items)} of {counted(len(found), 'paragraph')} in {path} have one "
-        f"sentence, more than {MOST_SENTENCES}, or the same one twice, and no order to be found"
+        f"{len(paragraphs) - len(items)} of {counted(len(paragraphs), 'paragraph')} in {path} have "
+        f"one sentence, more than {MOST_SENTENCES}, or the same one twice, and no order to be found"
     )
     if not items:
         raise InputError(
             f"{why}: none is left; a text has a sentence in each line, and a blank "
             "line between paragraphs"
         )
-    if len(items) < len(found):
+    if len(items) < len(paragraphs):
         log.warning("%s: they are left out", why)
     return TaskData(items, digest, [])
 
@@ -231,11 +229,11 @@ class OrderingTask(Task):
         for item in items:
             tokens, places = _tokens(item, tokenizer)
             begin, room = len(ids), _room(item, config.max_length)
-            longest = _longest([len(of) for of in tokens], room)
-            cut += any(len(of) > longest for of in tokens)
-            for k, (of, at) in enumerate(zip(tokens, places, strict=True)):
-                some = min(len(of), longest)
-                ids += [first, *of[:longest]]
+            longest = _longest([len(one) for one in tokens], room)
+            cut += any(len(one) > longest for one in tokens)
+            for k, (one, at) in enumerate(zip(tokens, places, strict=True)):
+                some = min(len(one), longest)
+                ids += [first, *one[:longest]]
                 types += [template.types[k % 2]] * (some + 1)
                 offsets += [(-1, -1), *at[:longest]]
                 marks += [k, *[-1] * some]
@@ -293,7 +291,7 @@ class OrderingTask(Task):
         """Keep of each window ``scores``, one for each sentence as it is shown."""
         begins = batch.marks["sentences"] >= 0
         pairs = zip(output.logits, begins, strict=True)
-        return {"scores": [of[some.to(of.device)] for of, some in pairs]}
+        return {"scores": [values[some.to(values.device)] for values, some in pairs]}
 
     def head_loss(self, output: Any, labels: Mapping[str, Tensor]) -> NoReturn:
         """Refuse heads, none of which learns an order.
@@ -320,9 +318,9 @@ class OrderingTask(Task):
         begin, predictions, parts = 0, {}, []
         for index in dev.windows.item_index:
             item = dev.windows.items[index]
-            of = scores[begin : begin + len(item.sentences)]
-            begin += len(of)
-            order = np.argsort(-of, kind="stable")
+            scores_of_item = scores[begin : begin + len(item.sentences)]
+            begin += len(scores_of_item)
+            order = np.argsort(-scores_of_item, kind="stable")
             predictions[item.id] = " ".join(str(item.shown[k]) for k in order)
             parts.append(self.parts(item, predictions[item.id]))
         metrics: dict[str, int | float] = {
@@ -371,8 +369,8 @@ def _tokens(item: Paragraph, tokenizer: Any) -> tuple[list[list[int]], list[list
     lengths = [len(sentence) + 1 for sentence in item.sentences]
     starts = [sum(lengths[:position]) for position in item.shown]
     places = [
-        [(start + a, start + b) for a, b in of]
-        for start, of in zip(starts, encoded["offset_mapping"], strict=True)
+        [(start + a, start + b) for a, b in offsets]
+        for start, offsets in zip(starts, encoded["offset_mapping"], strict=True)
     ]
     return encoded["input_ids"], places
 

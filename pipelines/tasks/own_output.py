@@ -61,8 +61,8 @@ def _model_class(config: type[PreTrainedConfig], layer: type[OutputLayer]) -> ty
     Raises:
         InputError: the family has no class that its models with output layers share.
     """
-    found = AutoModel._model_mapping[config]
-    encoder: Any = found[0] if isinstance(found, tuple) else found
+    model_class = AutoModel._model_mapping[config]
+    encoder: Any = model_class[0] if isinstance(model_class, tuple) else model_class
     family: Any = encoder.__mro__[1]
     if not issubclass(family, PreTrainedModel) or family is PreTrainedModel:
         raise InputError(

@@ -11,22 +11,19 @@ import os
 import re
 import sys
 from functools import cache
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from bertvision.errors import InputError, did_you_mean
+from bertvision.pipelines.poolings import TokenPooling
 from bertvision.plugins import is_dotted_path, load_class, offered
 
 if TYPE_CHECKING:
     from bertvision.models import Kind
 
-TokenPooling = Literal["all", "cls", "sep", "mean", "max"]
-"""Tokens that an extraction keeps of a window: all, or one vector, a pooling of them."""
 TaskKind = Literal["span", "classification", "tree", "phrases", "order"]
 """Subject of the logits of a task: those of heads (`models.Kind`); and what no head on stored
 states learns, ``tree``, a head and a relation for each word, ``phrases``, the class of a pair of
 spans, and ``order``, that of sentences."""
-POOLINGS: tuple[TokenPooling, ...] = get_args(TokenPooling)[1:]
-"""Poolings over a window's tokens, in the order in which they are listed."""
 
 
 class TaskEntry(NamedTuple):
@@ -119,13 +116,13 @@ TASKS: dict[str, TaskEntry] = {
     "sts15": _similarity(),
     "sts16": _similarity(),
     "treebank": TaskEntry(
-        "bertvision.pipelines.tasks.trees.treebank:TreebankTask",
+        "bertvision.pipelines.tasks.treebank:TreebankTask",
         *("", "all"),
         max_length=128,
         learns=False,
     ),
     "parsing": TaskEntry(
-        "bertvision.pipelines.tasks.trees.parsing:ParsingTask",
+        "bertvision.pipelines.tasks.parsing:ParsingTask",
         *("las", "all"),
         max_length=128,
         kind="tree",

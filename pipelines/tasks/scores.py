@@ -3,63 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from pydantic import Field
 from typing_extensions import TypedDict  # pydantic takes that of typing from Python 3.12 on
 
+from bertvision.pipelines.tasks.metrics import METRICS
 from bertvision.pipelines.tasks.registry import find_task
 
 if TYPE_CHECKING:
     from bertvision.models import Kind
 
-METRICS: dict[str, str] = {
-    "exact": "EM",
-    "accuracy": "accuracy",
-    "f1": "F1",
-    "macro_f1": "macro F1",
-    "matthews": "Matthews",
-    "precision": "precision",
-    "recall": "recall",
-    "HasAns_exact": "HasAns EM",
-    "HasAns_f1": "HasAns F1",
-    "NoAns_exact": "NoAns",
-    "balanced": "balanced",
-    "best_f1": "oracle F1",
-    "las": "LAS",
-    "uas": "UAS",
-    "tau": "Kendall's τ",
-    "perfect": "perfect order",
-    "pearson": "Pearson",
-    "spearman": "Spearman",
-    "majority": "majority",
-}
-"""Names of the metrics as people read them, in the order of columns; all of them in per cent."""
 ORACLE = "n-best, oracle threshold"
 """Rule whose threshold was chosen on the very questions that it is scored on."""
-MEANINGS = {
-    "balanced": "Balanced: the mean of HasAns F1 and NoAns, which the share of unanswerable "
-    "questions does not move; never answering has 50.",
-    "best_f1": "Oracle F1: with the best threshold for the scored questions themselves (best_f1 of "
-    "the official script), which no system can know.",
-}
-"""Explanations of columns of spans whose names do not say enough."""
-Metric = Literal[
-    "f1",
-    "exact",
-    "accuracy",
-    "macro_f1",
-    "matthews",
-    "pearson",
-    "spearman",
-    "las",
-    "uas",
-    "tau",
-    "perfect",
-]
-"""Metrics that two systems can be compared by."""
-CORRELATIONS = ("matthews", "pearson", "spearman", "tau")
-"""Metrics from −100 to 100."""
 
 
 class Rule(TypedDict):
@@ -103,12 +59,12 @@ def headline(rules: Rules) -> Mapping[str, float]:
     Args:
         rules: of its ``metrics.json``.
     """
-    found: dict[str, float] = dict(rules["n-best" if "n-best" in rules else "argmax"]["metrics"])
-    if "HasAns_f1" in found and "NoAns_f1" in found:
-        found["balanced"] = (found["HasAns_f1"] + found["NoAns_f1"]) / 2
+    metrics: dict[str, float] = dict(rules["n-best" if "n-best" in rules else "argmax"]["metrics"])
+    if "HasAns_f1" in metrics and "NoAns_f1" in metrics:
+        metrics["balanced"] = (metrics["HasAns_f1"] + metrics["NoAns_f1"]) / 2
     if ORACLE in rules:
-        found["best_f1"] = rules[ORACLE]["metrics"]["f1"]
-    return found
+        metrics["best_f1"] = rules[ORACLE]["metrics"]["f1"]
+    return metrics
 
 
 def trivial_score(metrics: Mapping[str, float], key: str) -> float | None:
@@ -121,7 +77,7 @@ def trivial_score(metrics: Mapping[str, float], key: str) -> float | None:
     Returns:
         Per cent; None where the metric has nothing to tell, as correlations, which then have 0.
     """
-    if key in ("accuracy", "las"):
+    if key in METRICS and METRICS[key].trivial:
         return metrics.get("majority")
     if metrics.get("NoAns_total"):
         return 100 * metrics["NoAns_total"] / metrics["total"]
@@ -153,10 +109,9 @@ def trivial_metrics(score: float, keys: Container[str]) -> tuple[str, dict[str, 
     Returns:
         What it is called, and its metrics.
     """
-    if "las" in keys:
-        return "(commonest arc)", {"las": score}
     if kind_of_metrics(keys) != "span":
-        return "(majority class)", {"accuracy": score}
+        key = next((k for k, m in METRICS.items() if m.trivial and k in keys), "accuracy")
+        return f"({METRICS[key].trivial})", {key: score}
     always = {"exact": score, "f1": score, "best_f1": score, "balanced": 50.0}
     never = {"HasAns_exact": 0.0, "HasAns_f1": 0.0, "NoAns_exact": 100.0}
     return "(never answering)", always | never

@@ -1,4 +1,4 @@
-"""Whether data can be believed: texts under two labels, and texts on both sides of a split."""
+"""Contradicting texts, texts on both sides of a split, and groups of items that stay together."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def soundness(splits: Mapping[str, Iterable[Example]]) -> dict[str, SplitSoundne
     Args:
         splits: by name, the examples.
     """
-    found, before = {}, dict[str, set[Hashable]]()
+    soundness_of, before = {}, dict[str, set[Hashable]]()
     for name in sorted(splits, key=lambda x: _ORDER.index(x) if x in _ORDER else len(_ORDER)):
         labels: defaultdict[Hashable, Counter[Hashable]] = defaultdict(Counter)
         rows = list(splits[name])
@@ -71,7 +71,7 @@ def soundness(splits: Mapping[str, Iterable[Example]]) -> dict[str, SplitSoundne
         classified = total > 0 and not any(isinstance(k, float) for c in known for k in c)
         best = sum(max(c.values(), default=0) for c in known)
         compared = before if name in _ORDER else {}
-        found[name] = SplitSoundness(
+        soundness_of[name] = SplitSoundness(
             rows=len(rows),
             contradicting=sum(c.total() for c in known if len(c) > 1),
             ceiling=100 * best / total if classified else None,
@@ -81,21 +81,21 @@ def soundness(splits: Mapping[str, Iterable[Example]]) -> dict[str, SplitSoundne
         )
         if name in _ORDER:
             before[name] = set(labels)
-    return found
+    return soundness_of
 
 
 def doubts(splits: Mapping[str, SplitSoundness]) -> str:
     """Doubts about data, in numbers; empty where there are none."""
     parts = []
     for name, split in splits.items():
-        of = f"of {split.rows:,} rows of {name}"
+        rows_text = f"of {split.rows:,} rows of {name}"
         if split.contradicting:
             most = ""
             if split.ceiling is not None:
                 most = f" (no classifier can be right on more than {split.ceiling:.1f} % of it)"
-            parts.append(f"{split.contradicting:,} {of} have a text under two labels{most}")
+            parts.append(f"{split.contradicting:,} {rows_text} have a text under two labels{most}")
         parts += [
-            f"{count:,} {of} have a text that is in {other} too"
+            f"{count:,} {rows_text} have a text that is in {other} too"
             for other, count in split.shared.items()
             if count
         ]
@@ -139,14 +139,14 @@ def report_shared(
         dev: Items of dev.
         advice: End of the message.
     """
-    found = [text for text in sharing(texts, dev, train) if text is not None]
-    if not found:
+    shared_texts = [text for text in sharing(texts, dev, train) if text is not None]
+    if not shared_texts:
         return
-    shown = ", ".join(repr(_cut(text)) for text in list(dict.fromkeys(found))[:_SHOWN])
+    shown = ", ".join(repr(_cut(text)) for text in list(dict.fromkeys(shared_texts))[:_SHOWN])
     log.warning(
         "%s of %s rows of dev have a text that is in train too (such as %s), so that scores are "
         "higher than of new texts%s",
-        *(f"{len(found):,}", f"{len(dev):,}", shown, advice),
+        *(f"{len(shared_texts):,}", f"{len(dev):,}", shown, advice),
     )
 
 
@@ -174,3 +174,53 @@ def report_doubts(
     if text := doubts(checked):
         level = logging.WARNING if is_doubtful(checked) else logging.INFO
         log.log(level, "the data of %s contradict themselves or overlap: %s", name, text)
+
+
+def linked(items: Iterable[tuple[str, ...]]) -> dict[str, str]:
+    """The groups of items that share a text, with one another or through others.
+
+    Args:
+        items: the texts of each.
+
+    Returns:
+        By text, the first text of its group in the order of characters: the same whatever the
+        order of the items.
+    """
+    parent: dict[str, str] = {}
+
+    def root(text: str) -> str:
+        while parent.setdefault(text, text) != text:
+            parent[text] = text = parent[parent[text]]
+        return text
+
+    for first, *others in items:
+        for other in (first, *others):
+            one, two = sorted((root(first), root(other)))
+            parent[two] = one
+    return {text: root(text) for text in parent}
+
+
+def containing(texts: Iterable[str]) -> dict[str, str]:
+    """The sentence that each phrase is a part of, whole words in a row, among the texts.
+
+    A phrase that several sentences contain, such as a single word, belongs to the longest: if it
+    joined them, all sentences would be one.
+
+    Returns:
+        By text, the text that contains it and is itself part of no other; of equally long ones the
+        first in the order of characters.
+    """
+    words = {text: text.split() for text in texts}
+    often = Counter(word for words_of_text in words.values() for word in set(words_of_text))
+    sentences = defaultdict[str, list[tuple[str, str]]](list)  # by word: (with spaces around, text)
+    owner = {}
+    for text in sorted(words, key=lambda text: (-len(words[text]), text)):
+        spaced = f" {' '.join(words[text])} "
+        rarest = min(words[text], key=lambda word: (often[word], word), default="")
+        owner[text] = next(
+            (other for words_there, other in sentences[rarest] if spaced in words_there), text
+        )
+        if owner[text] == text:
+            for word in set(words[text]):
+                sentences[word].append((spaced, text))
+    return owner

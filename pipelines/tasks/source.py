@@ -104,8 +104,8 @@ def find_file(source: str | Path, names: Sequence[str], task: str) -> Path:
         raise InputError(
             f"{source}: there is no such file or folder, which {task} is to be read of"
         )
-    if (found := find_in(path, names)) is not None:
-        return found
+    if (file := find_in(path, names)) is not None:
+        return file
     raise InputError(
         f"{source}: holds no {' or '.join(names)} (or the same with .gz) to read {task} from"
     )
@@ -131,11 +131,11 @@ def splits_in(source: str | Path, files: Mapping[str, Sequence[str]], task: str)
     path = Path(source)
     if path.is_file():
         return (named_split(path),)
-    found = tuple(split for split, names in files.items() if find_in(path, names) is not None)
-    if not found:
+    splits = tuple(split for split, names in files.items() if find_in(path, names) is not None)
+    if not splits:
         # says what lacks
         find_file(source, [name for names in files.values() for name in names], task)
-    return found
+    return splits
 
 
 def named_split(path: Path) -> str:
@@ -190,10 +190,10 @@ def hub_splits(source: str) -> list[str]:
     Raises:
         InputError: it cannot be found.
     """
-    found = _from_hub(
+    names = _from_hub(
         source, "its splits", lambda d, name, config: d.get_dataset_split_names(name, config)
     )
-    return [str(name) for name in found]
+    return [str(name) for name in names]
 
 
 def _from_hub(source: str, what: str, ask: Callable[[Any, str, str | None], Any]) -> Any:

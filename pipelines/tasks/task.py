@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy.typing as npt
 
-from bertvision.pipelines.tasks.batch import Batch
+from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.tasks.data import TaskConfig, TaskData
 from bertvision.pipelines.tasks.logits import Logits
-from bertvision.pipelines.tasks.registry import TaskKind, TokenPooling, find_task
+from bertvision.pipelines.tasks.registry import TaskKind, find_task
 from bertvision.pipelines.tasks.scores import Scores
 from bertvision.pipelines.tasks.soundness import Example
-from bertvision.pipelines.tasks.windows import Windows
+from bertvision.pipelines.tasks.windows import Batch, Windows
 from bertvision.plugins import is_dotted_path, load_class
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ class Task(ABC):
         spans = self.kind == "span"
         lengths = batch.attention_mask.sum(1).tolist() if spans else [1] * len(batch.input_ids)
         return {
-            name: [of[:n] if spans else of[None] for of, n in zip(values, lengths, strict=True)]
+            name: [one[:n] if spans else one[None] for one, n in zip(values, lengths, strict=True)]
             for name, values in self.logits(output).items()
         }
 

@@ -1,19 +1,28 @@
-"""Windows: texts as the inputs that an encoder takes, without padding.
+"""Windows: texts as the inputs that an encoder takes, and batches of them, padded.
 
 All windows of a split are kept ragged: concatenated, with the number of tokens of each. Lengths are
 thus known before the encoder runs, which is what the shards of a store are planned from. How a
 question over a long context becomes several windows is in `squad.windows`; a sentence, or a pair of
-them, is one (`sentences.windows`).
+them, is one (`sentences.task`). Special tokens stand where the tokenizer's own template has them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from bertvision.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+    from transformers import PreTrainedTokenizerBase
+
 
 TEXTS_AT_ONCE = 1024
 """Texts per call of a tokenizer: bounds the memory that its Python lists take."""
@@ -111,3 +120,190 @@ class Windows:
             {},
         )
         return apart, np.arange(len(starts))
+
+
+_TEXT = "a"  # what a template is read from: any text that makes tokens
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Template:
+    """A pair of texts as an encoder takes it: before, first text, between, second text, after.
+
+    BERT's is ``[CLS] first [SEP] second [SEP]``, RoBERTa's ``<s> first </s></s> second </s>``. Each
+    field holds (tokens, 2) vocabulary indices and token types.
+    """
+
+    before: Int32Array
+    between: Int32Array
+    after: Int32Array
+    types: tuple[int, int]
+    """Token types of the first and the second text."""
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerBase) -> Template:
+        """The template of a fast tokenizer, read from what it makes of a pair.
+
+        Raises:
+            InputError: it is not a fast one, or makes no tokens.
+        """
+        require_fast(tokenizer)
+        encoded = tokenizer(_TEXT, _TEXT, return_token_type_ids=True, verbose=False)
+        has_types = "token_type_ids" in tokenizer.model_input_names
+        types = np.array(encoded["token_type_ids"]) * has_types
+        tokens = np.stack([np.array(encoded["input_ids"]), types], axis=1).astype(np.int32)
+        sequence = np.array([-1 if s is None else s for s in encoded.sequence_ids(0)])
+        first, second = np.flatnonzero(sequence == 0), np.flatnonzero(sequence == 1)
+        if not len(first) or not len(second):
+            raise InputError(
+                f"{type(tokenizer).__name__} of {tokenizer.name_or_path!r} makes no token of "
+                f"{_TEXT!r}: it cannot make windows"
+            )
+        return cls(
+            tokens[: first[0]],
+            tokens[first[-1] + 1 : second[0]],
+            tokens[second[-1] + 1 :],
+            (int(types[first[0]]), int(types[second[0]])),
+        )
+
+    def __len__(self) -> int:
+        """Special tokens of a pair."""
+        return len(self.before) + len(self.between) + len(self.after)
+
+    def join(self, first: Int32Array, second: Int32Array) -> tuple[Int32Array, Int32Array]:
+        """Vocabulary indices and token types of a pair, (tokens,) each.
+
+        Args:
+            first: (tokens,) vocabulary indices of the first text.
+            second: likewise.
+        """
+        before, between, after = self.before.T, self.between.T, self.after.T
+        ids = np.concatenate([before[0], first, between[0], second, after[0]])
+        types = np.full(len(ids), self.types[0], np.int32)
+        types[: len(self.before)] = before[1]
+        begin = len(self.before) + len(first)
+        types[begin : begin + len(self.between)] = between[1]
+        end = len(ids) - len(self.after)
+        types[begin + len(self.between) : end] = self.types[1]
+        types[end:] = after[1]
+        return ids, types
+
+
+def special_ends(tokenizer: PreTrainedTokenizerBase) -> tuple[bool, bool]:
+    """Whether the windows of a tokenizer begin, and whether they end, with a special token.
+
+    Raises:
+        InputError: it is not a fast one.
+    """
+    require_fast(tokenizer)
+    encoded = tokenizer(_TEXT, return_special_tokens_mask=True, verbose=False)
+    special = encoded["special_tokens_mask"]
+    return bool(special[0]), bool(special[-1])
+
+
+def require_fast(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse a tokenizer that cannot say which characters a token stands for.
+
+    Raises:
+        InputError: it is not a fast one.
+    """
+    if not tokenizer.is_fast:
+        raise InputError(
+            f"{type(tokenizer).__name__} of {tokenizer.name_or_path!r} cannot make windows: it "
+            "must be a fast tokenizer (one with tokenizer.json)"
+        )
+
+
+Int64Array = npt.NDArray[np.int64]
+
+
+class Batch(NamedTuple):
+    """Windows padded to the longest of them."""
+
+    input_ids: Tensor
+    """int64 (batch, seq)"""
+    token_type_ids: Tensor | None
+    """int64 (batch, seq); None for a model that takes none."""
+    attention_mask: Tensor
+    """int64 (batch, seq): 1 for real tokens."""
+    labels: dict[str, Tensor]
+    """(batch,) by name, int64 of classes and positions, float32 of scores: what the task learns;
+    (batch, seq) int64 of tokens, −1 where there is nothing to learn."""
+    marks: Mapping[str, Tensor] = MappingProxyType({})
+    """int64 (batch, seq) by name: `Windows.marks`, −1 also of padding."""
+
+    @property
+    def inputs(self) -> dict[str, Tensor]:
+        """Inputs of the model with its output layer, as keyword arguments."""
+        return {**self.text, **self.marks}
+
+    @property
+    def text(self) -> dict[str, Tensor]:
+        """Inputs of the encoder alone, as keyword arguments."""
+        given = {"input_ids": self.input_ids, "attention_mask": self.attention_mask}
+        types = self.token_type_ids
+        return given if types is None else {**given, "token_type_ids": types}
+
+    def to(self, where: torch.device) -> Batch:
+        """The same batch on a device."""
+        types = self.token_type_ids
+        return Batch(
+            self.input_ids.to(where),
+            None if types is None else types.to(where),
+            self.attention_mask.to(where),
+            {name: values.to(where) for name, values in self.labels.items()},
+            {name: values.to(where) for name, values in self.marks.items()},
+        )
+
+
+def collate(
+    windows: Windows,
+    first_token: Int64Array,
+    rows: Int64Array,
+    pad_id: int,
+    labels: Mapping[str, npt.NDArray[Any]] | None = None,
+    *,
+    token_types: bool = True,
+) -> Batch:
+    """Pad the windows ``rows`` to the longest of them.
+
+    Args:
+        windows: all windows of a split.
+        first_token: (windows,) ``windows.first_token``, computed once by the caller.
+        rows: (batch,) the windows to take.
+        pad_id: vocabulary index of the padding token.
+        labels: by name, of all windows: (windows,), or (tokens,) of ``windows.token_labels``; none
+            where nothing is learned.
+        token_types: whether the model takes token types.
+    """
+    import torch  # windows are read where nothing is computed
+
+    lengths = windows.n_tokens[rows]
+    shape = (len(rows), int(lengths.max()))
+    input_ids = np.full(shape, pad_id, np.int64)
+    token_type_ids = np.zeros(shape, np.int64)
+    for i, row in enumerate(rows):
+        tokens = slice(first_token[row], first_token[row] + lengths[i])
+        input_ids[i, : lengths[i]] = windows.input_ids[tokens]
+        token_type_ids[i, : lengths[i]] = windows.token_type_ids[tokens]
+    mask = np.arange(shape[1]) < lengths[:, None]
+
+    def padded(ragged: npt.NDArray[Any]) -> Tensor:
+        values = np.full(shape, -1, np.int64)
+        for i, row in enumerate(rows):
+            values[i, : lengths[i]] = ragged[first_token[row] : first_token[row] + lengths[i]]
+        return torch.from_numpy(values)
+
+    def label(values: npt.NDArray[Any]) -> Tensor:
+        is_score = np.issubdtype(values.dtype, np.floating)
+        return torch.from_numpy(values.astype(np.float32 if is_score else np.int64))
+
+    return Batch(
+        torch.from_numpy(input_ids),
+        torch.from_numpy(token_type_ids) if token_types else None,
+        torch.from_numpy(mask.astype(np.int64)),
+        {
+            name: padded(values) if name in windows.token_labels else label(values[rows])
+            for name, values in (labels or {}).items()
+        },
+        {name: padded(values) for name, values in windows.marks.items()},
+    )

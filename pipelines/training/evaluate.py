@@ -97,21 +97,23 @@ def run_over(
     loader = ActivationLoader(split, batch_size=32, shuffle=False, layers=layers)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     modules = [module.to(where) for module in modules]
-    found: list[dict[str, list[torch.Tensor]]] = [{} for _ in modules]
+    outputs: list[dict[str, list[torch.Tensor]]] = [{} for _ in modules]
     spans = task.kind == "span"
     with progress(len(split), desc, "example") as bar:
         for packed in loader:
             batch = decoded(packed.to(where), dtype)
             seq = torch.arange(int(batch.lengths.max()), device=where)
             real = seq < batch.lengths.unsqueeze(1)
-            for parts, module in zip(found, modules, strict=True):
+            for parts, module in zip(outputs, modules, strict=True):
                 with autocast(precision, where):
                     output = module(batch.hidden_states, batch.lengths)
                 for name, values in task.logits(output).items():
-                    kept = values[real] if spans else values
-                    parts.setdefault(name, []).append(kept.float().cpu())
+                    real_values = values[real] if spans else values
+                    parts.setdefault(name, []).append(real_values.float().cpu())
             bar.update(len(packed))
-    return [{name: torch.cat(values).numpy() for name, values in parts.items()} for parts in found]
+    return [
+        {name: torch.cat(values).numpy() for name, values in parts.items()} for parts in outputs
+    ]
 
 
 def _windows_of(split: ActivationSplit, task: Task) -> WindowIndex:
@@ -247,14 +249,14 @@ def _warn_of_no_threshold(
 
 def _splits(workspace: Workspace, kind: Kind, tag: str, split: str) -> dict[str, ActivationSplit]:
     """The scored split, and the held-out part where a threshold is tuned."""
-    found = {split: head_activations(workspace, tag, kind, split)}
+    activations = {split: head_activations(workspace, tag, kind, split)}
     if (
         task_of_kind(kind, workspace.config.task.name).tunes
         and split != "tune"
         and "tune" in workspace.stored()[SnapshotTag(tag)]
     ):
-        found["tune"] = workspace.split(tag, "tune").require_complete()
-    return found
+        activations["tune"] = workspace.split(tag, "tune").require_complete()
+    return activations
 
 
 def _activations(splits: Mapping[str, ActivationSplit]) -> dict[str, Provenance]:
@@ -288,12 +290,12 @@ def _evaluate(
     scored = splits[split]
     task = task_of_kind(kind, workspace.config.task.name)
     loaded = list(heads.values())
-    found = predict(loaded, task, scored, precision, f"evaluate on {scored.name}")
+    predicted = predict(loaded, task, scored, precision, f"evaluate on {scored.name}")
     tune: Sequence[Logits | None] = [None] * len(heads)
     if (held_out := splits.get("tune", scored)) is not scored:
         tune = predict(loaded, task, held_out, precision, f"threshold on {held_out.name}")
     results = {}
-    for folder, logits, held_out_too in zip(heads, found, tune, strict=True):
+    for folder, logits, held_out_too in zip(heads, predicted, tune, strict=True):
         name = folder.name
         if not all(np.isfinite(x).all() for x in logits.arrays.values()):
             raise WorkspaceError(

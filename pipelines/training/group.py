@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from bertvision.errors import BertvisionError
 from bertvision.pipelines.precision import device
 from bertvision.pipelines.ranks import Rank, this_rank
-from bertvision.pipelines.tasks.batch import Int64Array
+from bertvision.pipelines.tasks.windows import Int64Array
 
 PATIENCE = timedelta(minutes=30)
 """How long a rank waits for another that neither answers nor dies."""
@@ -77,7 +77,7 @@ class Group:
         """
         if self.rank.alone:
             return
-        digests = (hashlib.sha256(found).digest()[:8] for found in seen.values())
+        digests = (hashlib.sha256(state).digest()[:8] for state in seen.values())
         numbers = [int.from_bytes(digest, "big", signed=True) for digest in digests]
         for name, ranks in zip(seen, self._others(torch.tensor(numbers)), strict=True):
             if ranks:
@@ -109,9 +109,9 @@ class Group:
     def _others(self, numbers: Tensor) -> list[list[int]]:
         """For each of (n,) int64 numbers, the ranks that have another than the first."""
         own = numbers.to(device())
-        found = [torch.empty_like(own) for _ in range(self.rank.count)]
-        dist.all_gather(found, own)
-        differ = (torch.stack(found) != found[0]).cpu()  # (ranks, n)
+        gathered = [torch.empty_like(own) for _ in range(self.rank.count)]
+        dist.all_gather(gathered, own)
+        differ = (torch.stack(gathered) != gathered[0]).cpu()  # (ranks, n)
         return [column.nonzero().flatten().tolist() for column in differ.T]
 
     def share(self, rows: Int64Array) -> Int64Array:
@@ -138,14 +138,16 @@ class Group:
         """
         if self.rank.alone:
             return
-        found = [p for p in parameters if p.requires_grad]
-        have = torch.tensor([p.grad is not None for p in found], dtype=torch.int32, device=device())
+        shared = [p for p in parameters if p.requires_grad]
+        have = torch.tensor(
+            [p.grad is not None for p in shared], dtype=torch.int32, device=device()
+        )
         dist.all_reduce(have, dist.ReduceOp.MAX)
-        found = [p for p, any_has in zip(found, have.tolist(), strict=True) if any_has]
-        for p in found:
+        shared = [p for p, any_has in zip(shared, have.tolist(), strict=True) if any_has]
+        for p in shared:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)
-        for gradients in _buckets([p.grad for p in found if p.grad is not None]):
+        for gradients in _buckets([p.grad for p in shared if p.grad is not None]):
             flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
             dist.all_reduce(flat)
             parts = flat.split([gradient.numel() for gradient in gradients])
@@ -227,8 +229,8 @@ def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """Gradients in runs of one type, of at most `_BUCKET` values where each has fewer."""
     bucket: list[Tensor] = []
     for gradient in gradients:
-        held = sum(other.numel() for other in bucket)
-        if bucket and (held + gradient.numel() > _BUCKET or gradient.dtype != bucket[0].dtype):
+        size = sum(other.numel() for other in bucket)
+        if bucket and (size + gradient.numel() > _BUCKET or gradient.dtype != bucket[0].dtype):
             yield bucket
             bucket = []
         bucket.append(gradient)

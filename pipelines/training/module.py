@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from bertvision.errors import NonFiniteError, WorkspaceError
 from bertvision.models.convolution import recompute_statistics
-from bertvision.models.registry import build_head
+from bertvision.models.factory import build_head
 from bertvision.pipelines.precision import autocast
 from bertvision.pipelines.tasks.task import Task
 from bertvision.pipelines.training.datamodule import HiddenStates
@@ -234,8 +234,8 @@ class HeadsModule(pl.LightningModule):
             for run, head in zip(self.runs, self.heads, strict=True):
                 recompute_statistics(head, self._batches(run))
         if self.logger is not None:
-            found = {f"loss/{name}": x for name, x in log.items() if x is not None}
-            self.log_dict(found, batch_size=len(ranks))
+            loss_by_name = {f"loss/{name}": x for name, x in log.items() if x is not None}
+            self.log_dict(loss_by_name, batch_size=len(ranks))
         return {"log": log}
 
     def _backward(
@@ -303,9 +303,9 @@ class HeadsModule(pl.LightningModule):
                 f"{self.trainer.ckpt_path} belongs to another run: delete it to start again"
             )
         for run in self.runs:
-            held = checkpoint["heads"][run.name]
-            self.steps[run] = held["steps"]
-            self.own_seconds[run] = held.get("own_seconds", [])  # earlier versions kept their sum
-            self._waiting[run.name] = held["waiting"]
-            if held["diverged"]:
+            state = checkpoint["heads"][run.name]
+            self.steps[run] = state["steps"]
+            self.own_seconds[run] = state.get("own_seconds", [])  # earlier versions kept their sum
+            self._waiting[run.name] = state["waiting"]
+            if state["diverged"]:
                 self.diverged.add(run)

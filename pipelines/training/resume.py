@@ -82,8 +82,10 @@ class ResumeFile(pl.Callback):
     def contents(self) -> bytes:
         """Checksums of its parts, which tell the file from every other, if `find` gave it."""
         with zipfile.ZipFile(self.path) as parts:
-            found = [f"{part.filename} {part.file_size} {part.CRC}" for part in parts.infolist()]
-        return "\n".join(found).encode()
+            parts_text = [
+                f"{part.filename} {part.file_size} {part.CRC}" for part in parts.infolist()
+            ]
+        return "\n".join(parts_text).encode()
 
     @contextmanager
     def guard(self) -> Iterator[None]:

@@ -75,14 +75,14 @@ class TeacherFile(NamedTuple):
             )
         try:
             with safe_open(path, framework="numpy") as file:
-                held = (file.metadata() or {}).get("weights_sha256", "nothing")
+                digest = (file.metadata() or {}).get("weights_sha256", "nothing")
         except (OSError, SafetensorError) as error:
             raise WorkspaceError(
                 f"{path} is damaged ({error}): `{command}` makes it again"
             ) from None
-        if held != weights:
+        if digest != weights:
             raise ProvenanceError(
-                f"{path} is of a teacher with the weights {held[:12]}…, and {tag} now has "
+                f"{path} is of a teacher with the weights {digest[:12]}…, and {tag} now has "
                 f"{weights[:12]}…: `{command}` computes its logits anew"
             )
         return cls(path, weights, command)
@@ -128,7 +128,7 @@ class Teacher:
         temperature: float,
         labels_weight: float,
     ) -> None:
-        self._arrays = {name: torch.from_numpy(of) for name, of in logits.arrays.items()}
+        self._arrays = {name: torch.from_numpy(values) for name, values in logits.arrays.items()}
         self._rows = rows
         self._lengths: Tensor | None = None
         if logits.kind == "span":
@@ -151,8 +151,11 @@ class Teacher:
             where ``examples`` are.
         """
         if self._last is None or self._last[0] is not examples:
-            found = {name: of.to(examples.device) for name, of in self._gathered(examples).items()}
-            self._last = examples, found
+            arrays = {
+                name: values.to(examples.device)
+                for name, values in self._gathered(examples).items()
+            }
+            self._last = examples, arrays
         return self._last[1]
 
     def _gathered(self, examples: Tensor) -> dict[str, Tensor]:
@@ -161,12 +164,13 @@ class Teacher:
         if self._rows is not None:
             rows = torch.from_numpy(self._rows[rows.numpy()])
         if self._lengths is None:
-            return {name: of[rows] for name, of in self._arrays.items()}
+            return {name: values[rows] for name, values in self._arrays.items()}
         lengths = self._lengths[rows]
         begins = self._first[rows] - (lengths.cumsum(0) - lengths)
         tokens = torch.arange(int(lengths.sum())) + begins.repeat_interleave(lengths)
         return {
-            name: pad_packed(of[tokens], lengths, fill=_LOWEST) for name, of in self._arrays.items()
+            name: pad_packed(values[tokens], lengths, fill=_LOWEST)
+            for name, values in self._arrays.items()
         }
 
     def mixed(
@@ -195,8 +199,8 @@ class Teacher:
     def _distance(self, logits: Mapping[str, Tensor], teacher: Mapping[str, Tensor]) -> Tensor:
         """(batch,): the mean over start and end, where spans have both."""
         parts = []
-        for name, of in teacher.items():
-            told = of.to(logits[name].device)
+        for name, values in teacher.items():
+            told = values.to(logits[name].device)
             own = logits[name].float()
             if self._lengths is not None:  # a student may have computed padding
                 own = own.masked_fill(told == _LOWEST, _LOWEST)

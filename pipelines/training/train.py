@@ -26,7 +26,7 @@ from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.stream import ActivationLoader, default_buffer
 from bertvision.models import Kind
-from bertvision.models.registry import count_parameters
+from bertvision.models.factory import count_parameters
 from bertvision.pipelines.files import digests_in, new_folder
 from bertvision.pipelines.options import LoggerName
 from bertvision.pipelines.precision import Precision, autocast, device, resolve_precision
@@ -129,7 +129,7 @@ class BestEpoch(pl.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from an interrupted training's."""
         self._losses = state_dict["losses"]
-        self._best = {name: _Best(*held) for name, held in state_dict["best"].items()}
+        self._best = {name: _Best(*best) for name, best in state_dict["best"].items()}
 
 
 log = logging.getLogger(__name__)

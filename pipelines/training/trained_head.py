@@ -17,7 +17,7 @@ from bertvision.featurestore.format.records import first_difference
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.storage.lock import exclusive
 from bertvision.models import Kind
-from bertvision.models.registry import HEADS, build_head, kind_of
+from bertvision.models.factory import HEADS, build_head, kind_of
 from bertvision.pipelines.files import sha256_of_files
 from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.tasks.task import Task, load_task

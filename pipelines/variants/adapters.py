@@ -63,8 +63,8 @@ class Lora(Variant):
         from peft.tuners.tuners_utils import BaseTunerLayer
 
         merged = copy.deepcopy(model)
-        found = [(n, m) for n, m in merged.named_modules() if isinstance(m, BaseTunerLayer)]
-        for name, module in found:
+        modules = [(n, m) for n, m in merged.named_modules() if isinstance(m, BaseTunerLayer)]
+        for name, module in modules:
             module.merge(safe_merge=True)
             parent, _, last = name.rpartition(".")
             setattr(merged.get_submodule(parent), last, module.get_base_layer())
@@ -111,17 +111,19 @@ class Houlsby(Variant):
     def _places(self, model: PreTrainedModel) -> Sequence[str]:
         """Names of the projections that a bottleneck stands behind."""
         known = {id(module): name for name, module in model.named_modules()}
-        found: list[str] = []
+        places: list[str] = []
         for layer in transformer_layers(model):
             inside = dict(layer.named_modules())
-            pair = next((of for of in _SUBLAYERS if all(name in inside for name in of)), None)
+            pair = next(
+                (names for names in _SUBLAYERS if all(name in inside for name in names)), None
+            )
             if pair is None:
                 raise InputError(
                     f"--variant {self}: the layers of {model.config.model_type} have no sublayers "
                     "by names that are known here; take another encoder, or lora"
                 )
-            found += [known[id(inside[name])] for name in pair]
-        return found
+            places += [known[id(inside[name])] for name in pair]
+        return places
 
 
 class Bottleneck(nn.Module):

@@ -25,18 +25,18 @@ def output_layer(model: PreTrainedModel) -> tuple[str, nn.Linear]:
         InputError: the family's output is no such layer.
     """
     encoder = set(model.base_model.modules())
-    found = [
+    layers = [
         (name, module)
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear)
         and module not in encoder
         and module.out_features == model.config.num_labels
     ]
-    if not found:
+    if not layers:
         raise InputError(
             f"{model.config.model_type} has no linear output layer to normalise the input of"
         )
-    return found[-1]
+    return layers[-1]
 
 
 class _Normalised(Variant):
@@ -104,9 +104,9 @@ class IsotropicNorm(nn.Module):
     def _see(self, x: Tensor) -> None:
         centred = x - x.mean(0)
         with torch.autocast(x.device.type, enabled=False):  # statistics are in float32
-            found = centred.T @ centred / len(x)
+            covariance = centred.T @ centred / len(x)
         # the first batch counts in full: a mean with zeros would make correlations above 1
-        self.covariance.lerp_(found, self.momentum if self.batches else 1.0)
+        self.covariance.lerp_(covariance, self.momentum if self.batches else 1.0)
         self.batches += 1
 
     @torch.no_grad()

@@ -89,7 +89,7 @@ class Copy(Variant):
     def begin(self, model: PreTrainedModel) -> None:
         """See `Variant.begin`."""
         there = list(transformer_layers(model))
-        _set_layers(model, there + [copy.deepcopy(of) for of in there[-integer(self, 1) :]])
+        _set_layers(model, there + [copy.deepcopy(layer) for layer in there[-integer(self, 1) :]])
 
 
 class Extra(Variant):

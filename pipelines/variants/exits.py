@@ -19,8 +19,8 @@ from bertvision.errors import InputError
 from bertvision.models import Kind
 from bertvision.models.outputs import ClassOutput, SpanOutput, pad_packed
 from bertvision.pipelines.encoders.loading import Float32Linear
-from bertvision.pipelines.tasks.batch import Batch
 from bertvision.pipelines.tasks.task import Task
+from bertvision.pipelines.tasks.windows import Batch
 from bertvision.pipelines.variants.depth import initialise
 from bertvision.pipelines.variants.freezing import FreezeStored
 from bertvision.pipelines.variants.variant import Groups, Variant
@@ -109,28 +109,32 @@ class Exits(Variant):
         """
         text = str(self.argument)
         parts = [str(n) for n in range(1, depth)] if text == "all" else text.split("+")
-        found: dict[int, float] = {}
+        weights: dict[int, float] = {}
         try:
             for part in parts:
                 layer, equals, weight = part.partition("=")
                 if equals and not self.weighted:
                     raise ValueError
                 value = float(weight) if equals else 1.0
-                if not 1 <= int(layer) <= depth or int(layer) in found or not 0 <= value < math.inf:
+                if (
+                    not 1 <= int(layer) <= depth
+                    or int(layer) in weights
+                    or not 0 <= value < math.inf
+                ):
                     raise ValueError
-                found[int(layer)] = value
+                weights[int(layer)] = value
         except ValueError:
-            found = {}
-        found.setdefault(depth, 1.0)
-        if len(found) < 2 or not found[depth]:
+            weights = {}
+        weights.setdefault(depth, 1.0)
+        if len(weights) < 2 or not weights[depth]:
             shape = "LAYER=WEIGHT+LAYER" if self.weighted else "LAYER+LAYER"
             raise InputError(
                 f"--variant {self}: give {self.name}:all or {self.name}:{shape}, with some of the "
                 f"layers 1 to {depth - 1} once each; layer {depth}, the last, has the task's own "
                 "output layer" + (", whose weight must be above 0" * self.weighted)
             )
-        total = sum(found.values())
-        return {layer: found[layer] / total for layer in sorted(found)}
+        total = sum(weights.values())
+        return {layer: weights[layer] / total for layer in sorted(weights)}
 
     def build(self, model: PreTrainedModel) -> None:
         """See `Variant.build`."""
@@ -167,7 +171,7 @@ class Exits(Variant):
             windows: how many there are.
         """
         weights = self.weights(max(losses))
-        return torch.stack([weights[layer] * of for layer, of in losses.items()]).sum()
+        return torch.stack([weights[layer] * loss for layer, loss in losses.items()]).sum()
 
 
 class ExitsByDepth(Exits):
@@ -201,7 +205,9 @@ class ExitsLearned(Exits):
         """See `Variant.groups`."""
         own = exits_of(model).scores
         assert own is not None
-        rest = [{**of, "params": [p for p in of["params"] if p is not own]} for of in groups]
+        rest = [
+            {**group, "params": [p for p in group["params"] if p is not own]} for group in groups
+        ]
         return [*rest, {"params": [own], "weight_decay": 0.0, "scale": _RATE}]
 
     def joined(self, exits: ExitLayers, losses: Mapping[int, Tensor], windows: int) -> Tensor:

@@ -112,14 +112,16 @@ class LayerwiseDecay(Variant):
             for p in layer.parameters()
         }
         lowest = factor ** (len(layers) + 1)
-        scale |= {id(p): lowest for of in embeddings(model) for p in of.parameters()}
-        found = []
+        scale |= {id(p): lowest for module in embeddings(model) for p in module.parameters()}
+        groups_of_scale = []
         for group in groups:
             by_scale: dict[float, list[nn.Parameter]] = {}
             for p in group["params"]:
                 by_scale.setdefault(scale.get(id(p), 1.0), []).append(p)
-            found += [{**group, "params": of, "scale": s} for s, of in by_scale.items()]
-        return found
+            groups_of_scale += [
+                {**group, "params": parameters, "scale": s} for s, parameters in by_scale.items()
+            ]
+        return groups_of_scale
 
 
 class Mixout(Variant):
@@ -156,6 +158,6 @@ class MixoutLinear(nn.Linear):
         if not self.training:
             return F.linear(x, self.weight, self.bias)
         p = self.probability
-        kept = (torch.rand_like(self.weight) >= p).to(self.weight.dtype)
-        mixed = torch.lerp(self.pretrained, self.weight, kept)
+        is_pretrained = (torch.rand_like(self.weight) >= p).to(self.weight.dtype)
+        mixed = torch.lerp(self.pretrained, self.weight, is_pretrained)
         return F.linear(x, (mixed - p * self.pretrained) / (1 - p), self.bias)

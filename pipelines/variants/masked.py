@@ -22,8 +22,8 @@ from bertvision.pipelines.encoders.loading import (
     load_tokenizer,
 )
 from bertvision.pipelines.encoders.mlm_head import load_masked_model, taken_apart
-from bertvision.pipelines.tasks.batch import Batch
 from bertvision.pipelines.tasks.task import Task
+from bertvision.pipelines.tasks.windows import Batch
 from bertvision.pipelines.variants.variant import Variant
 
 NAME = "mlm"

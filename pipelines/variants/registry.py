@@ -52,14 +52,14 @@ def load_variants(texts: Sequence[str]) -> list[Variant]:
     """
     check_names(texts)
     known = _known(texts)
-    found: list[Variant] = []
+    variants: list[Variant] = []
     for text in texts:
         name, argument = _parts(text)
         named = is_dotted_path(name)
         kind = load_class(name if named else known[name], "variant", named=named)
-        found.append(kind(name, argument))
+        variants.append(kind(name, argument))
     order = {name: i for i, name in enumerate(known)}
-    return sorted(found, key=lambda variant: order.get(variant.name, len(order)))
+    return sorted(variants, key=lambda variant: order.get(variant.name, len(order)))
 
 
 def _known(texts: Sequence[str]) -> dict[str, str]:

@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 from bertvision.errors import InputError
 from bertvision.pipelines.encoders.loading import PretrainedEncoder
 from bertvision.pipelines.encoders.weights import weights_of
-from bertvision.pipelines.tasks.batch import Batch
 from bertvision.pipelines.tasks.task import Task
+from bertvision.pipelines.tasks.windows import Batch
 
 Groups = list[dict[str, Any]]
 """Parameter groups, as torch's optimisers take them: ``params``, and settings beside them."""
@@ -184,8 +184,8 @@ def restore(variants: Sequence[Variant], model: PreTrainedModel, folder: Path) -
     for variant in variants:
         variant.build(model)
     if wanted := [name for variant in variants for name in variant.state]:
-        held = weights_of(folder, wanted)
-        model.load_state_dict(held, strict=False)
+        weights = weights_of(folder, wanted)
+        model.load_state_dict(weights, strict=False)
     model.eval()
 
 
@@ -234,19 +234,19 @@ def transformer_layers(model: PreTrainedModel) -> nn.ModuleList:
     """
     encoder, config = model.base_model, model.config
     count = config.num_hidden_layers
-    found = [
+    stacks = [
         module
         for name, module in encoder.named_modules()
         if isinstance(module, nn.ModuleList)
         and len(module) == count
         and name.split(".")[-1] in ("layer", "layers", "h")
     ]
-    if len(found) != 1:
+    if len(stacks) != 1:
         raise InputError(
             f"{config.model_type} has no list of its {count} transformer layers (ALBERT "
             "shares one among all): variants that touch single layers do not fit it"
         )
-    return found[0]
+    return stacks[0]
 
 
 def embeddings(model: PreTrainedModel) -> Sequence[nn.Module]:

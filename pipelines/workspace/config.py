@@ -241,9 +241,9 @@ class WorkspaceConfig(Settings):
         if not isinstance(values, dict):
             raise WorkspaceError(f"{path} is not a workspace file: it holds no settings")
         if values.get("format") != 1:
-            found = reprlib.repr(values.get("format"))
+            version = reprlib.repr(values.get("format"))
             raise WorkspaceError(
-                f"{path} has format {found}; this version of bertvision reads format 1: update "
+                f"{path} has format {version}; this version of bertvision reads format 1: update "
                 "bertvision, or start another --workspace"
             )
         try:

@@ -129,17 +129,17 @@ def new_config(options: FinetuneOptions) -> WorkspaceConfig:
     for split, source in sources.items():
         if source_split(split, task) != split:
             continue
-        read[split] = found = kind.read(str(source), split, task)
+        read[split] = read_data = kind.read(str(source), split, task)
         if split == "train":  # dev is read by its classes
-            task = task.model_copy(update={"classes": found.classes})
-        report_skipped(split, found.skipped)
+            task = task.model_copy(update={"classes": read_data.classes})
+        report_skipped(split, read_data.skipped)
     if not options.own_task and not any(q.is_impossible for q in read["train"].items):
         task = task.model_copy(update={"name": "squad_v1"})
     kind.check_data(read["train"].items, str(sources["train"]))
     tokenizer = load_tokenizer(checkpoint.folder)
     read = fitting(read, kind, tokenizer, task)
     read = without_shared(read, kind, task)
-    examples = {k: list(map(kind.example, found.items)) for k, found in read.items()}
+    examples = {k: list(map(kind.example, read_data.items)) for k, read_data in read.items()}
     report_doubts(name, examples, together=False)
     if {"train", "dev"} <= set(read):
         advice = "; --skip-shared leaves such rows out of train"
@@ -175,8 +175,8 @@ def _check_sources(kind: Task, options: FinetuneOptions) -> None:
     is_file = options.data is not None and Path(str(source)).is_file()
     if is_file and options.dev_fraction and "all" in kind.splits(str(source)):
         return
-    if is_file and source and needed - set(held := kind.splits(source)):
-        named = ["examples" if split == "all" else f"{split} data" for split in held]
+    if is_file and source and needed - set(splits := kind.splits(source)):
+        named = ["examples" if split == "all" else f"{split} data" for split in splits]
         raise InputError(
             f"--data {options.data} is one file of {' and '.join(named)}, and fine-tuning needs "
             "data to train on and other data (dev) to be scored on: give --train FILE and --dev "
@@ -266,29 +266,29 @@ def _agreed(workspace: Workspace, options: FinetuneOptions) -> Workspace:
     """A workspace that options agree with; what they name elsewhere is there (see `_moved`)."""
     config = _moved(workspace.config, options)
     workspace = workspace if config == workspace.config else replace(workspace, config=config)
-    held: dict[str, object] = {}
+    settings: dict[str, object] = {}
     asked: dict[str, object] = {}
     if options.model is not None:
         local = Path(options.model).expanduser()
         name = str(local.resolve()) if local.is_dir() else options.model
-        held["model"], asked["model"] = config.model.name_or_path, name
+        settings["model"], asked["model"] = config.model.name_or_path, name
     if options.task is not None and (options.own_task or config.task.name not in SQUAD):
-        held["task"], asked["task"] = config.task.name, options.task
+        settings["task"], asked["task"] = config.task.name, options.task
     for split in ("train", "dev"):
         # a task of its own says nothing about the data of a workspace that is there
         named = (getattr(options, split) or options.data) is not None or not options.own_task
         if named and (source := options.source(split)) is not None:
             dataset = workspace.dataset()
-            held[split] = dataset.source(split) if split in dataset.data else None
+            settings[split] = dataset.source(split) if split in dataset.data else None
             asked[split] = source
     for section in (config.task, config.finetune):
         given = options.given(type(section))
         wanted = validated(type(section), {**section.model_dump(), **given})
         for name in given:
-            held[name], asked[name] = getattr(section, name), getattr(wanted, name)
+            settings[name], asked[name] = getattr(section, name), getattr(wanted, name)
     if asked.get("precision") == "auto":
         del asked["precision"]
-    if difference := first_difference(held, asked, asked):
+    if difference := first_difference(settings, asked, asked):
         name, there, here = difference
         raise WorkspaceError(
             f"workspace {workspace.root} was made with {name} = {_show(there)}, not "

@@ -19,8 +19,8 @@ from bertvision.pipelines.tasks.registry import (
     name_task,
     path_name,
 )
-from bertvision.pipelines.tasks.sentences.labelled_file import FORMS, Columns, check_columns
-from bertvision.pipelines.workspace.dataset_record import (
+from bertvision.pipelines.tasks.sentences.rows import FORMS, Columns, check_columns
+from bertvision.pipelines.workspace.records import (
     is_added,
     read_dataset_record,
     record_path,
@@ -172,8 +172,8 @@ def adding_data(
 def _is_stored(space: Workspace, dataset: str) -> bool:
     """Whether any of a data set is stored, or may be in a store that cannot be looked into."""
     try:
-        held = [name for names in space.stored().values() for name in names]
-        return any(StoredName.parse(name).dataset == dataset for name in held)
+        stored_names = [name for names in space.stored().values() for name in names]
+        return any(StoredName.parse(name).dataset == dataset for name in stored_names)
     except BertvisionError:
         return True
 

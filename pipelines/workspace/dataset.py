@@ -21,7 +21,7 @@ from bertvision.pipelines.tasks.sentences.labelled import with_columns
 from bertvision.pipelines.tasks.soundness import report_doubts, report_shared, report_skipped
 from bertvision.pipelines.tasks.task import Task, load_task
 from bertvision.pipelines.workspace.config import DataConfig, FinetuneConfig, WorkspaceConfig
-from bertvision.pipelines.workspace.dataset_record import (
+from bertvision.pipelines.workspace.records import (
     DatasetRecord,
     dataset_name,
     read_dataset_record,
@@ -97,17 +97,17 @@ class Dataset:
         recorded = self.data[split]
         origin = split if self.finetune is None else source_split(split, self.config)
         try:
-            found = self.task.read(self.source(split), origin, self.config)
+            data = self.task.read(self.source(split), origin, self.config)
         except InputError as error:
             raise WorkspaceError(f"split {split!r} cannot be read again: {error}") from error
-        if found.sha256 != recorded.sha256:
+        if data.sha256 != recorded.sha256:
             raise WorkspaceError(
                 f"{recorded.source} changed since it was first read for this workspace (sha256 "
-                f"{found.sha256[:12]}…, recorded {recorded.sha256[:12]}…): put the old file back, "
+                f"{data.sha256[:12]}…, recorded {recorded.sha256[:12]}…): put the old file back, "
                 "or start another --workspace"
             )
         out = {*recorded.misfits, *recorded.shared}
-        items = [item for item in found.items if item.id not in out] if out else found.items
+        items = [item for item in data.items if item.id not in out] if out else data.items
         if self.finetune is None:
             return items
         return select_items(items, split, self.config, self.finetune, self.task)
@@ -225,13 +225,13 @@ def planned_dataset(
     splits = kind.splits(source)
     read: dict[str, TaskData] = {}
     for split in splits:
-        read[split] = found = kind.read(source, split, config)
-        report_skipped(split, found.skipped)
-        if not config.classes and found.classes:
-            config = config.model_copy(update={"classes": found.classes})
+        read[split] = read_data = kind.read(source, split, config)
+        report_skipped(split, read_data.skipped)
+        if not config.classes and read_data.classes:
+            config = config.model_copy(update={"classes": read_data.classes})
     if tokenizer is not None and not there and type(kind).misfits is not Task.misfits:
         read = fitting(read, kind, tokenizer(), config)
-    items = {split: found.items for split, found in read.items()}
+    items = {split: read_data.items for split, read_data in read.items()}
     data = {
         split: DataConfig(source=source, sha256=x.sha256, questions=len(x.items), misfits=x.misfits)
         for split, x in read.items()
@@ -239,15 +239,15 @@ def planned_dataset(
     added = Dataset(name, kind, config, data, None, root, items)
     if not there:
         return added
-    held = read_dataset(root, name)
-    if difference := first_difference(_told(held), _told(added)):
+    record = read_dataset(root, name)
+    if difference := first_difference(_told(record), _told(added)):
         setting, before, here = difference
         raise WorkspaceError(
             f"data set {name} of {root} was added with {setting} = {before!r}, now it is "
             f"{here!r}: leave the option out, use another --workspace, or delete "
             f"{record_path(root, name)} and what was made from it"
         )
-    return held
+    return record
 
 
 def check_own(own: Dataset, source: str) -> None:
@@ -260,12 +260,12 @@ def check_own(own: Dataset, source: str) -> None:
     local = Path(source).expanduser()
     source = str(local.resolve()) if local.exists() else source
     for split, recorded in own.data.items():
-        found = own.task.read(source, source_split(split, own.config), own.config)
-        if found.sha256 != recorded.sha256:
+        data = own.task.read(source, source_split(split, own.config), own.config)
+        if data.sha256 != recorded.sha256:
             raise WorkspaceError(
                 f"--data {source} is not what this workspace was fine-tuned on: its own data of "
                 f"{own.config.name}, split {split}, are {recorded.source} (sha256 "
-                f"{recorded.sha256[:12]}…, here {found.sha256[:12]}…): leave --data out to use "
+                f"{recorded.sha256[:12]}…, here {data.sha256[:12]}…): leave --data out to use "
                 "them, or look at the other data in another --workspace"
             )
 

@@ -33,23 +33,23 @@ def only_tag(tags: Iterable[str], what: str, option: str = "--checkpoint") -> Sn
     Raises:
         UnknownNameError: there is none, or more than one.
     """
-    found = sorted(map(SnapshotTag, tags))
-    if len(found) != 1:
-        held = ", ".join(found) or "none"
+    known = sorted(map(SnapshotTag, tags))
+    if len(known) != 1:
+        tags_text = ", ".join(known) or "none"
         raise UnknownNameError(
-            f"which snapshot is meant? {what}: {held}; say so with {option}, in Python with "
+            f"which snapshot is meant? {what}: {tags_text}; say so with {option}, in Python with "
             f"{option[2:].replace('-', '_')}="
-            if found
+            if known
             else f"there is no snapshot to choose ({what}: none): `bertvision status` says "
             "what can be run next"
         )
-    return found[0]
+    return known[0]
 
 
 def trained_heads(workspace: Workspace) -> list[tuple[SnapshotTag, str]]:
     """The snapshot that each trained head was trained on, and the name of its run."""
-    found = (workspace.root / "heads").glob("*/[!.]*/metrics.json")  # .name.tmp is half-written
-    named = ((p.parents[1].name, p.parent.name) for p in found)
+    files = (workspace.root / "heads").glob("*/[!.]*/metrics.json")  # .name.tmp is half-written
+    named = ((p.parents[1].name, p.parent.name) for p in files)
     return sorted((SnapshotTag(tag), name) for tag, name in named if SnapshotTag.is_valid(tag))
 
 
@@ -59,15 +59,15 @@ def begun_passes(workspace: Workspace) -> list[tuple[RunConfig, ...]]:
     One whose runs are all there is left out: they were trained otherwise since, or it replaces
     them, and then only whoever began it knows.
     """
-    found = []
+    passes = []
     for resume in sorted((workspace.root / "heads").glob("*/.run-*/resume.ckpt")):
         path = resume.with_name("pass.json")
         if not path.is_file():
             continue  # an earlier version began it
         runs = read_record(path, PassRecord, "bertvision train").runs
         if not all(_is_trained(workspace, run) for run in runs):
-            found.append(runs)
-    return found
+            passes.append(runs)
+    return passes
 
 
 def going_on(workspace: Workspace, runs: Sequence[RunConfig]) -> str:
@@ -87,10 +87,10 @@ def trained_on(workspace: Workspace, names: Sequence[str]) -> SnapshotTag:
     Raises:
         UnknownNameError: a head was not trained, or there is none or more than one snapshot.
     """
-    held = trained_heads(workspace)
+    heads = trained_heads(workspace)
     on: list[set[str]] = []
     for name in names:
-        on.append({tag for tag, head in held if head == Run.parse(name).name})
+        on.append({tag for tag, head in heads if head == Run.parse(name).name})
         if not on[-1]:
             raise _no_head(workspace, name, None)
     what = f"{' and '.join(names)} {'was' if len(names) == 1 else 'were all'} trained on"
@@ -126,15 +126,15 @@ def head_activations(workspace: Workspace, tag: str, kind: Kind, split: str) -> 
         InputError: it holds other sites of the encoder than hidden states.
     """
     check_head_activations(workspace, tag, kind, split)
-    found = workspace.split(tag, head_split(kind, split)).require_complete()
-    if "task" not in found.record.provenance:
+    split_of_head = workspace.split(tag, head_split(kind, split)).require_complete()
+    if "task" not in split_of_head.record.provenance:
         raise ProvenanceError(
-            f"{found.name} was written by `store.writer`, not extracted, and has no labels of "
-            f"{workspace.config.task.name}: train on it in a loop of your own, with "
+            f"{split_of_head.name} was written by `store.writer`, not extracted, and has no labels "
+            f"of {workspace.config.task.name}: train on it in a loop of your own, with "
             f"bertvision.ActivationLoader, or remove it and run `bertvision extract --checkpoint "
             f"{tag} --split {split}`"
         )
-    return found
+    return split_of_head
 
 
 def check_head_activations(workspace: Workspace, tag: str, kind: Kind, split: str) -> None:
@@ -214,10 +214,10 @@ def stored_tags(
     tags = sorted({SnapshotTag(tag) for tag in wanted}) or whole
     cls = " --pool cls" if kind == "classification" else ""
     if absent := [tag for tag in tags if tag not in whole]:
-        held = ", ".join(whole) or "none"
+        tags_text = ", ".join(whole) or "none"
         raise UnknownNameError(
-            f"{option} {','.join(absent)}: no whole split {name} is stored; stored are {held}: "
-            f"`bertvision extract --checkpoint {absent[0]}{cls}` writes it"
+            f"{option} {','.join(absent)}: no whole split {name} is stored; stored are "
+            f"{tags_text}: `bertvision extract --checkpoint {absent[0]}{cls}` writes it"
         )
     if not tags:
         raise InputError(
@@ -229,11 +229,11 @@ def stored_tags(
 
 def _no_head(workspace: Workspace, name: str, trained_on: str | None) -> UnknownNameError:
     heads = trained_heads(workspace)
-    held = ", ".join(f"{head} ({tag})" for tag, head in heads) or "none yet"
+    heads_text = ", ".join(f"{head} ({tag})" for tag, head in heads) or "none yet"
     hint = did_you_mean(name, [head for _, head in heads])
     on = f" on {trained_on}" if trained_on else ""
     option = f" --checkpoint {trained_on}" if trained_on else ""
     return UnknownNameError(
-        f"no head {name} was trained{on}: {hint}there are {held}; "
+        f"no head {name} was trained{on}: {hint}there are {heads_text}; "
         f"`bertvision train {name}{option}` trains it"
     )

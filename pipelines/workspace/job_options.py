@@ -1,4 +1,4 @@
-"""Options of the jobs that make a workspace, its activations and its heads.
+"""Options of the jobs that make a workspace, its activations, its heads and generated texts.
 
 Light, because the command line reads names, defaults and help here; and below the jobs, because the
 workspace writes down the commands that make a result again.
@@ -12,18 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from bertvision.errors import InputError
-from bertvision.featurestore.format.names import (
-    CompressionName,
-    EncodingName,
-    NonFinite,
-    SnapshotTag,
-)
+from bertvision.featurestore.format.layout import ENCODINGS, EncodingName
+from bertvision.featurestore.format.names import CompressionName, NonFinite, SnapshotTag
 from bertvision.pipelines.options import Option, Options, PrecisionName
-from bertvision.pipelines.tasks.registry import SQUAD, TokenPooling, find_task, is_task
+from bertvision.pipelines.poolings import POOLINGS, TokenPooling
+from bertvision.pipelines.tasks.registry import SQUAD, find_task, is_task
 from bertvision.pipelines.workspace.runs import LABELS_WEIGHT, TEMPERATURE, Run
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
+
 
 DATA = Option("Where the data are, to be said once: a file, a folder or a data set on the hub.")
 TEXT = Option("Column of the texts (tasks csv and text; default text).")
@@ -191,7 +189,7 @@ class ExtractOptions(Options):
         tuple[TokenPooling, ...] | None,
         Option(
             "Vectors to keep of a window: none for all tokens, or one for each of "
-            "cls,sep,mean,max; by default what the task's heads take.",
+            f"{','.join(POOLINGS)}; by default what the task's heads take.",
             "--pool",
         ),
     ] = None
@@ -199,9 +197,9 @@ class ExtractOptions(Options):
     itself; with cls goes the pooler output where the snapshot has a pooler."""
     dataset: str | None = None
     """An added data set; None is the workspace's own data."""
-    encoding: Annotated[
-        EncodingName, Option("How to store values: int8, int4, bfloat16, float16 or float32.")
-    ] = "int8"
+    encoding: Annotated[EncodingName, Option(f"How to store values: {', '.join(ENCODINGS)}.")] = (
+        "int8"
+    )
     """Pooled states of early layers lie so close together that bfloat16 rounds away most of what
     tells them apart (measured of [CLS] with all-MiniLM-L6-v2: up to 84 % of it); int8, which stores
     the deviation from a channel's mean, loses 0.7 %."""
@@ -300,3 +298,54 @@ _TAUGHT: dict[str, Any] = {
     "temperature": TEMPERATURE,
     "labels_weight": LABELS_WEIGHT,
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions(Options):
+    """Options of ``bertvision generate``."""
+
+    max_new_tokens: Annotated[
+        int, Option("Largest number of tokens generated for a prompt.", ge=1)
+    ] = 128
+    temperature: Annotated[
+        float,
+        Option("Divisor of logits before a token is drawn; 0 takes the likeliest.", ge=0),
+    ] = 0.0
+    top_p: Annotated[
+        float | None,
+        Option(
+            "Draw from the likeliest tokens alone, as many as have this probability together; by "
+            "default as generation_config.json of the model says, or from all.",
+            gt=0,
+            le=1,
+        ),
+    ] = None
+    seed: Annotated[
+        int, Option("Seed of what is drawn; every prompt has its own draws.", ge=0, lt=1 << 63)
+    ] = 0
+    date: Annotated[
+        str | None,
+        Option(
+            "Date, as 2024-07-26, for a chat template that writes it (task chat); by default the "
+            "day on which the split is begun."
+        ),
+    ] = None
+    batch_size: Annotated[int, Option("Prompts that are continued together.", ge=1)] = 16
+    layers: Annotated[
+        tuple[int, ...] | None,
+        Option("Indices of the hidden states to keep, such as 0,6,-1, or all."),
+    ] = None
+    sites: Annotated[
+        tuple[str, ...] | None,
+        Option(
+            "Keep sites inside the layers instead, by name or pattern, such as "
+            "'blocks.*.hook_mlp_out' (docs/sites.md)."
+        ),
+    ] = None
+    encoding: Annotated[EncodingName, Option(f"{', '.join(ENCODINGS)}.")] = "int8"
+    permute: Annotated[
+        int | None, Option("Seed of a stored order that mixes neighbours.", ge=0)
+    ] = None
+    precision: Annotated[
+        PrecisionName, Option("Arithmetic: 32, bf16, or auto, which is bf16 where it is native.")
+    ] = "auto"

@@ -23,8 +23,8 @@ from bertvision.pipelines.encoders.loading import (
 from bertvision.pipelines.encoders.output_layer import load_with_output
 from bertvision.pipelines.encoders.weights import weights_digest
 from bertvision.pipelines.tasks.data import TaskConfig
-from bertvision.pipelines.tasks.special_tokens import special_ends
 from bertvision.pipelines.tasks.task import load_task
+from bertvision.pipelines.tasks.windows import special_ends
 from bertvision.pipelines.variants.registry import load_variants
 from bertvision.pipelines.variants.variant import begin, whole
 from bertvision.pipelines.workspace.config import WorkspaceConfig
@@ -138,9 +138,9 @@ def _put_pooler(workspace: Workspace, model: PreTrainedModel) -> None:
     while (place := workspace.config.finetune.init_from) is not None:
         workspace = snapshot_at(place, "--init-from")[0]
         states = load_model(pretrained(workspace).folder).state_dict()
-        found = {name: of for name, of in states.items() if name.startswith("pooler.")}
-        if found:
-            model.base_model.load_state_dict(found, strict=False)
+        pooler = {name: values for name, values in states.items() if name.startswith("pooler.")}
+        if pooler:
+            model.base_model.load_state_dict(pooler, strict=False)
             return
 
 
@@ -195,9 +195,9 @@ def _average(workspace: Workspace, tag: SnapshotTag, folder: Path, parts: list[P
     model, tokenizer, info = load_snapshot(parts[-1])
     sums = {name: t.double() for name, t in model.state_dict().items() if t.is_floating_point()}
     for part in parts[:-1]:
-        held = load_snapshot(part).model.state_dict()
+        weights = load_snapshot(part).model.state_dict()
         for name, total in sums.items():
-            total += held[name]
+            total += weights[name]
     means = {name: total / len(parts) for name, total in sums.items()}
     model.load_state_dict(means, strict=False)
     save_snapshot(

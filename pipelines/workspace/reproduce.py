@@ -9,8 +9,8 @@ from typing import Any
 
 from bertvision.featurestore.stored_split import StoredSplit
 from bertvision.pipelines.options import Options, declared, flag
+from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.stored_name import StoredName
-from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.workspace.job_options import ExtractOptions, TrainOptions
 from bertvision.pipelines.workspace.records import RunConfig
 from bertvision.pipelines.workspace.runs import Run

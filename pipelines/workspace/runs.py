@@ -212,8 +212,10 @@ def _marks(text: str) -> tuple[str, dict[str, str]]:
     head, *marks = text.split("@")
     values: dict[str, str] = {}
     for mark in marks:
-        found = [name for name, value in _MARKS.items() if re.fullmatch(f"{name}(?:{value})", mark)]
-        if not found or found[0] in values:
+        matching = [
+            name for name, value in _MARKS.items() if re.fullmatch(f"{name}(?:{value})", mark)
+        ]
+        if not matching or matching[0] in values:
             raise InputError(
                 f"{text!r} names no run: {'@' + mark!r} is none of @l and layers, @lr and a "
                 "learning rate, @e and epochs, @d and a teacher's snapshot, @t and a temperature, "
@@ -221,7 +223,7 @@ def _marks(text: str) -> tuple[str, dict[str, str]]:
                 "decimals, @s and a seed, each once; such as adapter-386-shared@f0.3@s1, "
                 "learned-pooling@l0-6@e3 or learned-pooling@d1e@t4@w0.1"
             )
-        values[found[0]] = mark.removeprefix(found[0])
+        values[matching[0]] = mark.removeprefix(matching[0])
     return head, values
 
 

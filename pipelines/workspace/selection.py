@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from bertvision.errors import InputError, ProvenanceError, UnknownNameError
 from bertvision.featurestore.format.records import first_difference
+from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.stored_name import StoredName
 from bertvision.pipelines.tasks.data import TaskConfig
-from bertvision.pipelines.tasks.registry import TokenPooling
 from bertvision.pipelines.workspace.config import DataConfig, FinetuneConfig, WorkspaceConfig
 
 if TYPE_CHECKING:
@@ -34,21 +34,21 @@ def head_split(kind: str, split: str) -> str:
     return StoredName(split, HEAD_TOKENS[kind]).name
 
 
-def check_split(split: str, held: Collection[str], dataset: str | None) -> None:
+def check_split(split: str, splits: Collection[str], dataset: str | None) -> None:
     """Refuse a split that a data set does not have.
 
     Args:
         split: that was asked for.
-        held: those there are.
+        splits: those there are.
         dataset: the data set's name; None is the workspace's own data.
 
     Raises:
         UnknownNameError: there is no such split.
     """
-    if split not in held:
+    if split not in splits:
         what = "the workspace's own data" if dataset is None else dataset
         raise UnknownNameError(
-            f"{split!r} is no split of {what}: there are {', '.join(held) or 'none'}"
+            f"{split!r} is no split of {what}: there are {', '.join(splits) or 'none'}"
         )
 
 
@@ -90,13 +90,13 @@ def select_items(
     limit = finetune.train_questions
     if limit is not None and not finetune.nested:
         items = _subset(items, limit, group, seed=finetune.seed)
-    kept, held = hold_out(items, task.tune_fraction, group, seed=finetune.seed)
+    remaining, tuned = hold_out(items, task.tune_fraction, group, seed=finetune.seed)
     if limit is not None and finetune.nested:
-        share = len(held) / max(len(items), 1)  # as of all, which is not quite the fraction
+        share = len(tuned) / max(len(items), 1)  # as of all, which is not quite the fraction
         part = min(max(round(share * limit), 1), limit - 1)
-        held = _first(held, part, group, seed=finetune.seed)
-        kept = _first(kept, limit - len(held), group, seed=finetune.seed)
-    return kept if split == "train" else held
+        tuned = _first(tuned, part, group, seed=finetune.seed)
+        remaining = _first(remaining, limit - len(tuned), group, seed=finetune.seed)
+    return remaining if split == "train" else tuned
 
 
 def fitting(
@@ -107,19 +107,19 @@ def fitting(
     Raises:
         InputError: there are some, and they are not to be skipped, or nothing is left.
     """
-    found = dict(read)
+    by_split = dict(read)
     for split, data in read.items():
         if not (misfits := kind.misfits(data.items, tokenizer, task)):
             continue
         first, what = next(iter(misfits.values())), kind.words[1]
         many = f"{len(misfits):,} of {len(data.items):,} {what} of {split} do not fit, the first: "
-        kept = [item for item in data.items if item.id not in misfits]
-        if not task.skip_bad or not kept:
+        items = [item for item in data.items if item.id not in misfits]
+        if not task.skip_bad or not items:
             others = "" if task.skip_bad else f"; --skip-bad leaves such {what} out"
             raise InputError(f"{many}{first}: give a larger --max-length{others}")
         log.warning("left out: %s%s", many, first)
-        found[split] = replace(data, items=kept, misfits=tuple(misfits))
-    return found
+        by_split[split] = replace(data, items=items, misfits=tuple(misfits))
+    return by_split
 
 
 def selected_data(
@@ -180,12 +180,12 @@ def without_shared(
     """
     from bertvision.pipelines.tasks.soundness import sharing
 
-    found = dict(read)
+    by_split = dict(read)
     if not task.skip_shared or not {"train", "dev"} <= set(read):
-        return found
+        return by_split
     out = sharing(kind.texts, read["train"].items, read["dev"].items)
-    kept = [item for item, text in zip(read["train"].items, out, strict=True) if text is None]
-    if not kept:
+    items = [item for item, text in zip(read["train"].items, out, strict=True) if text is None]
+    if not items:
         raise InputError(
             f"--skip-shared leaves nothing of train: each of its {len(out):,} {kind.words[1]} has "
             "a text that is in dev too; give other data, or leave --skip-shared out"
@@ -196,8 +196,8 @@ def without_shared(
             "left out: %s of %s %s of train have a text that is in dev too",
             *(f"{len(ids):,}", f"{len(out):,}", kind.words[1]),
         )
-    found["train"] = replace(read["train"], items=kept, shared=tuple(ids))
-    return found
+    by_split["train"] = replace(read["train"], items=items, shared=tuple(ids))
+    return by_split
 
 
 def trained_on(config: WorkspaceConfig) -> dict[str, object]:
@@ -262,14 +262,14 @@ def hold_out_items(
     """
     _check_fraction(fraction)
     sizes = Counter(map(group, items))
-    left, held = round(fraction * len(items)), set[str]()
+    left, groups_held_out = round(fraction * len(items)), set[str]()
     for name in _in_seeded_order(sizes, seed):
-        if sizes[name] <= left and len(held) < len(sizes) - 1:
-            held.add(name)
+        if sizes[name] <= left and len(groups_held_out) < len(sizes) - 1:
+            groups_held_out.add(name)
             left -= sizes[name]
-    if not held and fraction > 0 and len(sizes) > 1:
-        held.add(min(_in_seeded_order(sizes, seed), key=sizes.__getitem__))
-    return _parted(items, group, held)
+    if not groups_held_out and fraction > 0 and len(sizes) > 1:
+        groups_held_out.add(min(_in_seeded_order(sizes, seed), key=sizes.__getitem__))
+    return _parted(items, group, groups_held_out)
 
 
 def hold_out_groups(
@@ -311,10 +311,10 @@ def _in_seeded_order(groups: Iterable[str], seed: int) -> list[str]:
 
 
 def _parted(
-    items: Sequence[T], group: Callable[[T], str], held: Collection[str]
+    items: Sequence[T], group: Callable[[T], str], names: Collection[str]
 ) -> tuple[list[T], list[T]]:
-    kept = [item for item in items if group(item) not in held]
-    return kept, [item for item in items if group(item) in held]
+    remaining = [item for item in items if group(item) not in names]
+    return remaining, [item for item in items if group(item) in names]
 
 
 def _first(items: list[T], count: int, group: Callable[[T], str], *, seed: int) -> list[T]:
@@ -337,8 +337,8 @@ def _subset(items: list[T], limit: int, group: Callable[[T], str], *, seed: int)
     chosen: set[str] = set()
     count = 0
     for index in np.random.default_rng([seed, 1]).permutation(len(groups)):
-        found = groups[int(index)]
-        if count + sizes[found] <= limit:
-            chosen.add(found)
-            count += sizes[found]
+        members = groups[int(index)]
+        if count + sizes[members] <= limit:
+            chosen.add(members)
+            count += sizes[members]
     return [item for item in items if group(item) in chosen]

@@ -173,10 +173,10 @@ def _tokenizer(folder: Path, info: SnapshotInfo) -> Any:
     return tokenizer
 
 
-def _expect(folder: Path, what: str, found: str, recorded: str) -> None:
-    if found != recorded:
+def _expect(folder: Path, what: str, actual: str, recorded: str) -> None:
+    if actual != recorded:
         raise WorkspaceError(
-            f"the {what} of snapshot {folder} changed since it was saved (sha256 {found[:12]}…, "
+            f"the {what} of snapshot {folder} changed since it was saved (sha256 {actual[:12]}…, "
             f"recorded {recorded[:12]}…); {SNAPSHOT_REMEDY}"
         )
 

@@ -10,15 +10,16 @@ from bertvision.errors import StoreNotFoundError, WorkspaceError
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.stored_split import StoredSplit
 from bertvision.models.zoo import HEADS
+from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.records import read_record
 from bertvision.pipelines.stored_name import StoredName
-from bertvision.pipelines.tasks.registry import TokenPooling, find_task
+from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.tasks.scores import headline
-from bertvision.pipelines.workspace.dataset_record import read_dataset_record
 from bertvision.pipelines.workspace.heads import begun_passes, going_on, trained_heads
 from bertvision.pipelines.workspace.records import (
     BertScores,
     RunConfig,
+    read_dataset_record,
     read_run_config,
     read_snapshot_info,
 )
@@ -120,10 +121,10 @@ def _is_reported(workspace: Workspace) -> bool:
 
 
 def _by_tag(splits: Iterable[StoredSplit]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    by_tag: dict[str, list[str]] = {}
     for split in splits:
-        found.setdefault(str(split.tag), []).append(split.split)
-    return found
+        by_tag.setdefault(str(split.tag), []).append(split.split)
+    return by_tag
 
 
 def _bert_scores(workspace: Workspace, tag: SnapshotTag) -> dict[str, float] | None:
@@ -153,8 +154,8 @@ def _next_for_bert(
         commands.append("bertvision finetune --resume")
     for tag in made:
         commands += [_finish(workspace, s) for s in splits.unfinished if s.tag == tag]
-        kept, begun = find_task(task).tokens, splits.own(tag)
-        missing = [s for s in workspace.splits() if StoredName(s, kept).name not in begun]
+        tokens, begun = find_task(task).tokens, splits.own(tag)
+        missing = [s for s in workspace.splits() if StoredName(s, tokens).name not in begun]
         if missing and tag in due:  # of others, made for probes, as much is stored as was asked for
             commands.append(f"bertvision extract --checkpoint {tag} --split {','.join(missing)}")
     return commands

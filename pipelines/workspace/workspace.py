@@ -165,13 +165,13 @@ class Workspace:
 
     def snapshots(self) -> list[SnapshotTag]:
         """Tags of the whole snapshots, ordered as numbers."""
-        found = []
+        tags = []
         for path in (self.root / "snapshots").glob("*/snapshot.json"):
             try:
-                found.append(SnapshotTag(path.parent.name))
+                tags.append(SnapshotTag(path.parent.name))
             except InputError:
                 continue
-        return sorted(found)
+        return sorted(tags)
 
     def snapshot_dir(self, tag: str) -> Path:
         """Folder of the snapshot ``tag`` (it may not exist yet)."""

@@ -1,4 +1,4 @@
-"""The sites of an encoder by name, and the modules of each family where they are seen.
+"""The sites of an encoder by name, and where `families` has them.
 
 The names are those of TransformerLens, which SAELens takes as ``hook_name`` too: blocks count from
 0, and ``blocks.3`` lies between the hidden states 3 and 4.
@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from typing import Literal, NamedTuple
 
 from bertvision.errors import InputError
+from bertvision.pipelines.encoders.families import FAMILIES
 
 FINAL_NORM = "ln_final.hook_normalized"
 """The last hidden state after a final normalisation, of families that have one."""
@@ -27,71 +28,6 @@ class Site(NamedTuple):
     """Whether the module's first input or its output is meant."""
 
 
-class _Family(NamedTuple):
-    """Where the sites of a family are seen: paths of modules inside a block."""
-
-    blocks: str
-    """Path of the list of blocks in the encoder."""
-    attn_out: str
-    """Gives what attention adds to the residual stream."""
-    resid_mid: str | None
-    """Reads the residual stream behind attention: a normalisation; None where the feed-forward
-    layer stands beside attention, and not behind it."""
-    mlp_out: str
-    """Gives what the feed-forward layer adds."""
-    resid_post: str | None = None
-    """Reads the residual stream behind the feed-forward layer, where a block ends with a
-    normalisation; None where a block gives the residual stream itself."""
-    ln_final: str | None = None
-    """Path of the final normalisation in the encoder."""
-
-
-_BERT = _Family(
-    "encoder.layer",
-    attn_out="attention.output.dense",
-    resid_mid="attention.output.LayerNorm",
-    mlp_out="output.dense",
-    resid_post="output.LayerNorm",
-)
-_LLAMA = _Family(
-    "layers",
-    attn_out="self_attn.o_proj",
-    resid_mid="post_attention_layernorm",
-    mlp_out="mlp",
-    ln_final="norm",
-)
-_GEMMA = _LLAMA._replace(  # which normalises what is added, too
-    attn_out="post_attention_layernorm",
-    resid_mid="pre_feedforward_layernorm",
-    mlp_out="post_feedforward_layernorm",
-)
-_FAMILIES: dict[str, _Family] = {
-    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "electra", "deberta-v2"), _BERT),
-    "mpnet": _BERT._replace(attn_out="attention.attn.o", resid_mid="attention.LayerNorm"),
-    "distilbert": _Family(
-        "transformer.layer",
-        attn_out="attention.out_lin",
-        resid_mid="sa_layer_norm",
-        mlp_out="ffn",
-        resid_post="output_layer_norm",
-    ),
-    "modernbert": _Family(
-        "layers", attn_out="attn.Wo", resid_mid="mlp_norm", mlp_out="mlp", ln_final="final_norm"
-    ),
-    "gpt2": _Family("h", attn_out="attn.c_proj", resid_mid="ln_2", mlp_out="mlp", ln_final="ln_f"),
-    "gpt_neox": _Family(
-        "layers",
-        attn_out="attention.dense",
-        resid_mid=None,
-        mlp_out="mlp",
-        ln_final="final_layer_norm",
-    ),
-    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma"), _LLAMA),
-    **dict.fromkeys(("gemma2", "gemma3_text"), _GEMMA),
-}
-"""By model type. Of each a tiny model's sites are compared with hooks of a test's own."""
-
-
 def sites_of(model_type: str, depth: int) -> dict[str, Site]:
     """The sites of an encoder by name, in the order in which they are computed.
 
@@ -102,17 +38,17 @@ def sites_of(model_type: str, depth: int) -> dict[str, Site]:
     Raises:
         InputError: the modules of the family are not known.
     """
-    if (family := _FAMILIES.get(model_type)) is None:
+    if (family := FAMILIES.get(model_type)) is None:
         raise InputError(
             f"no sites are known of a {model_type} encoder: there are those of "
-            f"{', '.join(_FAMILIES)}; its hidden states can be extracted, without --sites"
+            f"{', '.join(FAMILIES)}; its hidden states can be extracted, without --sites"
         )
-    found: dict[str, Site] = {}
+    sites: dict[str, Site] = {}
     for i in range(depth):
         block = f"{family.blocks}.{i}"
 
         def see(name: str, side: Literal["reads", "gives"], module: str, number: int = i) -> None:
-            found[f"blocks.{number}.hook_{name}"] = Site(number, module, side)
+            sites[f"blocks.{number}.hook_{name}"] = Site(number, module, side)
 
         see("resid_pre", "reads", block)
         see("attn_out", "gives", f"{block}.{family.attn_out}")
@@ -125,8 +61,8 @@ def sites_of(model_type: str, depth: int) -> dict[str, Site]:
             see("resid_post", "reads", f"{block}.{family.resid_post}")
             see("normalized_resid_post", "gives", f"{block}.{family.resid_post}")
     if family.ln_final is not None:
-        found[FINAL_NORM] = Site(depth - 1, family.ln_final, "gives")
-    return found
+        sites[FINAL_NORM] = Site(depth - 1, family.ln_final, "gives")
+    return sites
 
 
 def choose_sites(patterns: Sequence[str], model_type: str, depth: int) -> tuple[str, ...]:
@@ -157,7 +93,7 @@ def check_patterns(patterns: Sequence[str], depth: int) -> None:
     Raises:
         InputError: one means none.
     """
-    names = [name for family in _FAMILIES for name in sites_of(family, depth)]
+    names = [name for family in FAMILIES for name in sites_of(family, depth)]
     for pattern in patterns:
         _require(pattern, dict.fromkeys(names), f"an encoder of {depth} layers")
 

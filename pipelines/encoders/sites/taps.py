@@ -109,9 +109,9 @@ def check_same_sites(stored: StoredSplit, sites: Sequence[str]) -> None:
     Raises:
         ProvenanceError: it holds others.
     """
-    held = stored.layer_names
-    lacking = [name for name in sites if name not in held]
-    more = [name for name in held if name not in sites]
+    names = stored.layer_names
+    lacking = [name for name in sites if name not in names]
+    more = [name for name in names if name not in sites]
     if not lacking and not more:
         return
     parts = [f"lacks {_some(lacking)}"] if lacking else []

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from bertvision.errors import InputError
 from bertvision.pipelines.tasks.data import Sentence, TaskConfig, TaskData
-from bertvision.pipelines.tasks.grouping import containing
 from bertvision.pipelines.tasks.sentences.rows import RawSentence, SentenceRows, require_fields
 from bertvision.pipelines.tasks.sentences.task import SentenceTask
+from bertvision.pipelines.tasks.soundness import containing
 from bertvision.pipelines.tasks.source import (
     Line,
     find_file,
@@ -156,8 +156,8 @@ class GlueTask(SentenceTask):
         at = [header.index(column) for column in (*self.spec.texts, self.spec.label)]
 
         def parse(line: Line) -> RawSentence:
-            found = require_fields(line.text.split("\t"), header)
-            *texts, label = (found[i] for i in at)
+            fields = require_fields(line.text.split("\t"), header)
+            *texts, label = (fields[i] for i in at)
             return RawSentence(str(line.number), texts[0], texts[1] if texts[1:] else None, label)
 
         reader = SentenceRows(str(path), skip_bad=skip_bad)

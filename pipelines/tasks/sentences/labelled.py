@@ -22,8 +22,13 @@ from pathlib import Path
 
 from bertvision.errors import InputError
 from bertvision.pipelines.tasks.data import TaskConfig, TaskData
-from bertvision.pipelines.tasks.sentences.labelled_file import FORMS, Columns, read_columns
-from bertvision.pipelines.tasks.sentences.rows import SentenceRows, sorted_classes
+from bertvision.pipelines.tasks.sentences.rows import (
+    FORMS,
+    Columns,
+    SentenceRows,
+    read_columns,
+    sorted_classes,
+)
 from bertvision.pipelines.tasks.sentences.task import SentenceTask
 from bertvision.pipelines.tasks.source import find_file, splits_in
 from bertvision.pipelines.tasks.task import Task

@@ -31,8 +31,7 @@ from bertvision.errors import InputError, counted
 from bertvision.pipelines.tasks.data import TaskConfig, TaskData
 from bertvision.pipelines.tasks.own_output import OutputLayer, OwnOutput
 from bertvision.pipelines.tasks.sentences.rows import RawSentence, SentenceRows, sorted_classes
-from bertvision.pipelines.tasks.sentences.task import SentenceTask
-from bertvision.pipelines.tasks.sentences.windows import sentence_windows
+from bertvision.pipelines.tasks.sentences.task import SentenceTask, sentence_windows
 from bertvision.pipelines.tasks.soundness import Example
 from bertvision.pipelines.tasks.source import Line, find_file, read_text, splits_in, text_lines
 from bertvision.pipelines.tasks.windows import Int32Array, Windows
@@ -134,12 +133,12 @@ class PhraseTask(SentenceTask):
         if not classes:
             train = Path(source).is_dir() and split != "train"
             classes = self.read(source, "train", config).classes if train else ()
-        found = rows.classified(classes or sorted_classes(rows.labels), digest)
+        data = rows.classified(classes or sorted_classes(rows.labels), digest)
         items = []
-        for x in found.items:
+        for x in data.items:
             first, second = rows.extras[x.id]
             items.append(PhrasePair(x.id, x.text, x.pair, first, second, x.label))
-        return replace(found, items=items)
+        return replace(data, items=items)
 
     def example(self, item: PhrasePair) -> Example:  # type: ignore[override]
         """Both sentences with their phrases, and the class."""
@@ -173,11 +172,11 @@ class PhraseTask(SentenceTask):
     def table(self, items: Sequence[Any]) -> pa.Table:
         """The pairs as the store's text side, a row each."""
         spans = pa.list_(pa.int32())
-        found = super().table(items)
+        table = super().table(items)
         for name in ("first", "second"):
             column = pa.array([getattr(item, name) for item in items], spans)
-            found = found.append_column(name, column)
-        return found
+            table = table.append_column(name, column)
+        return table
 
     def items_of(self, table: pa.Table) -> list[Any]:
         """The inverse of `table`."""
@@ -213,8 +212,8 @@ def _sentences(offsets: Int32Array) -> Int32Array:
     """Tell which sentence each token of a window is of: 0 or 1, −1 of special tokens; (tokens,)."""
     special = offsets[:, 0] < 0
     begins = ~special & np.append(True, special[:-1])
-    found: Int32Array = np.where(special, -1, np.cumsum(begins) - 1).astype(np.int32)
-    return found
+    sentence: Int32Array = np.where(special, -1, np.cumsum(begins) - 1).astype(np.int32)
+    return sentence
 
 
 def _parsed(line: Line) -> RawSentence:

@@ -247,13 +247,13 @@ def _table(file: Path, lines: list[str]) -> Iterator[_Row]:
 def _header(names: list[str]) -> dict[str, int] | None:
     """Where each column stands, of a line that names at least query, passage and label."""
     lowered = [name.strip().lower() for name in names]
-    found = {
+    places = {
         column: lowered.index(alias)
         for column, aliases in _COLUMNS.items()
         for alias in aliases
         if alias in lowered
     }
-    return found if {"query", "passage", "label"} <= set(found) else None
+    return places if {"query", "passage", "label"} <= set(places) else None
 
 
 def _find(folder: Path, *names: str) -> Path | None:

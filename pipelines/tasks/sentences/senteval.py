@@ -131,14 +131,14 @@ class DownstreamTask(SentenceTask):
             InputError: its file is missing or malformed, or there is no such split.
         """
         if split not in self.spec.files and not Path(source).is_file():
-            held = ", ".join(self.spec.files)
+            splits = ", ".join(self.spec.files)
             how = (
                 f"`bertvision probe {self.name}` cross-validates it, and fine-tuning takes two "
                 "files of your own parting, --train FILE --dev FILE"
                 if "all" in self.spec.files
                 else f"use `bertvision probe {self.name}`, or give the files with --train and --dev"
             )
-            raise InputError(f"{self.name} has no split {split!r}, but {held}: {how}")
+            raise InputError(f"{self.name} has no split {split!r}, but {splits}: {how}")
         path = find_file(source, [self.spec.files.get(split, split)], self.name)
         text, digest = read_text(path, fallback="latin-1")
 

@@ -201,8 +201,8 @@ class _Reader:
         known = {name.lower() for subset in self.spec.subsets for name in _names_of(subset)}
         for file in sorted(folder.iterdir()):
             name = file.name.removesuffix(".gz")
-            found = name.endswith(".test.tsv") or name.startswith("STS.input.")
-            if found and name.lower() not in known:
+            is_subset = name.endswith(".test.tsv") or name.startswith("STS.input.")
+            if is_subset and name.lower() not in known:
                 raise InputError(
                     f"{file}: is no sub-set of {self.name}, which has "
                     f"{', '.join(self.spec.subsets)}: name the folder of {self.name}"

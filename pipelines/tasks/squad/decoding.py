@@ -166,8 +166,8 @@ def _argmax_span(
     """The span from the highest start to the highest end of a window, if it is one."""
     s, e = np.argmax(start), np.argmax(end)
     valid = offsets[s, 0] >= 0 and offsets[e, 0] >= 0 and s <= e
-    found = np.array([[s, e]])[: int(valid)]
-    return found[:, 0], found[:, 1], start[found[:, 0]] + end[found[:, 1]]
+    span = np.array([[s, e]])[: int(valid)]
+    return span[:, 0], span[:, 1], start[span[:, 0]] + end[span[:, 1]]
 
 
 def _prediction(candidates: dict[str, float], null_score: float, n_best: int) -> SpanPrediction:

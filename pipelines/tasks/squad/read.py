@@ -198,10 +198,10 @@ def _answer(answer: Any, context: str, at: str) -> Answer:
     if not text:
         raise InputError(f"{at}.text: is empty")
     if start < 0 or not context.startswith(text, start):
-        found = context[start : start + len(text)] if start >= 0 else ""
+        text_there = context[start : start + len(text)] if start >= 0 else ""
         raise InputError(
-            f"{at}.answer_start: {start} does not match: the context has {_short(found)} there, "
-            f"not the answer {_short(text)}"
+            f"{at}.answer_start: {start} does not match: the context has {_short(text_there)} "
+            f"there, not the answer {_short(text)}"
         )
     return Answer(text, start)
 
@@ -212,8 +212,8 @@ _NAMES = {dict: "an object", list: "a list", str: "a string", int: "an integer",
 
 def _typed(value: Any, at: str, kind: type[_Json]) -> _Json:
     if type(value) is not kind:  # isinstance would take true for an integer
-        found = _NAMES.get(type(value)) or json.dumps(value)
-        raise InputError(f"{at}: expected {_NAMES[kind]}, found {found}")
+        type_name = _NAMES.get(type(value)) or json.dumps(value)
+        raise InputError(f"{at}: expected {_NAMES[kind]}, found {type_name}")
     return value
 
 

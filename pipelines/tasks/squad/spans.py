@@ -24,7 +24,6 @@ from transformers import AutoModelForQuestionAnswering, AutoModelForSequenceClas
 
 from bertvision.errors import InputError
 from bertvision.models.outputs import ClassOutput, SpanOutput, class_loss, span_loss
-from bertvision.pipelines.tasks.batch import Batch
 from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.tasks.logits import Logits
 from bertvision.pipelines.tasks.scores import ORACLE, Rules, Scores
@@ -33,7 +32,7 @@ from bertvision.pipelines.tasks.squad.metrics import squad_metrics
 from bertvision.pipelines.tasks.squad.read import Question
 from bertvision.pipelines.tasks.squad.windows import QuestionTask, window_labels
 from bertvision.pipelines.tasks.task import Labels
-from bertvision.pipelines.tasks.windows import Windows
+from bertvision.pipelines.tasks.windows import Batch, Windows
 
 
 class SpanTask(QuestionTask):
@@ -76,10 +75,10 @@ class SpanTask(QuestionTask):
     def score(self, dev: Logits, tune: Logits | None) -> Scores:
         """EM and F1 by each decoding rule, the no-answer threshold tuned where the task has one."""
         threshold: float | None = 0.0 if self.tunes else None
-        found = None
+        thresholds = None
         if self.tunes and tune is not None:
-            found = tune_threshold(decode(tune), tune.windows.items)
-        tuned = threshold if found is None else found
+            thresholds = tune_threshold(decode(tune), tune.windows.items)
+        tuned = threshold if thresholds is None else thresholds
         n_best, argmax = decode(dev), decode(dev, rule="argmax")
         rules: Rules = {}
         for name, predictions, at in (
@@ -97,7 +96,7 @@ class SpanTask(QuestionTask):
             rules,
             apply_threshold(n_best, tuned),
             {id_: p.na_score for id_, p in n_best.items()},
-            tuned=found is not None,
+            tuned=thresholds is not None,
         )
 
 

@@ -24,10 +24,9 @@ from bertvision.errors import InputError
 from bertvision.pipelines.tasks.data import TaskConfig, TaskData
 from bertvision.pipelines.tasks.soundness import Example
 from bertvision.pipelines.tasks.source import named_split, on_hub
-from bertvision.pipelines.tasks.special_tokens import Template, require_fast
 from bertvision.pipelines.tasks.squad.read import FORMS, Answer, Question, load_squad
 from bertvision.pipelines.tasks.task import Labels, Task
-from bertvision.pipelines.tasks.windows import TEXTS_AT_ONCE, Windows
+from bertvision.pipelines.tasks.windows import TEXTS_AT_ONCE, Template, Windows, require_fast
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -254,8 +253,8 @@ class QuestionTask(Task):
                 )
             source = str(file)
         data = load_squad(source, split, skip_bad=config.skip_bad)
-        kept = [q for q in data.questions if not (config.answerable_only and q.is_impossible)]
-        return TaskData(kept, data.sha256, data.skipped)
+        questions = [q for q in data.questions if not (config.answerable_only and q.is_impossible)]
+        return TaskData(questions, data.sha256, data.skipped)
 
     def group(self, item: Question) -> str:
         """The context: questions on one text are held out together."""
@@ -316,12 +315,12 @@ def _file(folder: Path, split: str) -> Path | None:
     if not folder.is_dir() or on_hub(str(folder)):
         return None
     ends = [f"{form}{end}" for form in FORMS for end in ("", ".gz")]
-    found = sorted(p for end in ends for p in folder.glob(f"{split}*{end}"))
-    later = [path for path in found if "-v1.1" not in path.name]
-    if len(found) < 2 or len(later) == 1:
-        return next(iter(later or found), None)
+    files = sorted(p for end in ends for p in folder.glob(f"{split}*{end}"))
+    later = [path for path in files if "-v1.1" not in path.name]
+    if len(files) < 2 or len(later) == 1:
+        return next(iter(later or files), None)
     raise InputError(
-        f"{folder}: holds {' and '.join(path.name for path in found)}, each of which may be "
+        f"{folder}: holds {' and '.join(path.name for path in files)}, each of which may be "
         f"{split}: give the files with --train and --dev, or leave one in the folder"
     )
 

@@ -1,10 +1,4 @@
-"""One vector for a window: its first or last token, or the mean or maximum over all of them.
-
-Special tokens take part in mean and maximum, as in the mean pooling of sentence encoders (Reimers
-and Gurevych 2019, arXiv:1908.10084): a window of BERT always has two of them.
-
-What is kept of a forward pass: hidden states of chosen layers, of all tokens or pooled.
-"""
+"""Hidden states that are kept of a forward pass: of chosen layers, of all tokens or pooled."""
 
 from __future__ import annotations
 
@@ -17,60 +11,8 @@ import torch
 from torch import Tensor
 
 from bertvision.errors import InputError
-from bertvision.pipelines.tasks.registry import POOLINGS, TokenPooling
-from bertvision.pipelines.tasks.special_tokens import special_ends
-
-
-def pool(states: Tensor, lengths: npt.NDArray[np.integer], pooling: TokenPooling) -> Tensor:
-    """A vector for each window, from the hidden states of its tokens.
-
-    A mean is summed in float64 and rounded once, so that neither the device nor the order of the
-    sum shows.
-
-    Args:
-        states: (tokens, …) of windows one after another, without padding.
-        lengths: (windows,) tokens of each, at least 1.
-        pooling: cls, sep, mean or max.
-
-    Returns:
-        (windows, …) in the type of ``states``.
-    """
-    last = np.cumsum(lengths, dtype=np.int64) - 1
-    if pooling in ("cls", "sep"):
-        rows = last if pooling == "sep" else last - lengths + 1
-        return states[torch.from_numpy(rows).to(states.device)]
-    counts = torch.from_numpy(np.asarray(lengths, np.int64)).to(states.device)
-    if pooling == "max":
-        return torch.segment_reduce(states, "max", lengths=counts)
-    return torch.segment_reduce(states.double(), "mean", lengths=counts).to(states.dtype)
-
-
-def pool_numpy(
-    states: npt.NDArray[np.floating], lengths: npt.NDArray[np.integer], pooling: TokenPooling
-) -> npt.NDArray[np.floating]:
-    """`pool` in NumPy, for Dask.
-
-    Args:
-        states: (tokens, …) of windows one after another, without padding.
-        lengths: (windows,) tokens of each, at least 1.
-        pooling: cls, sep, mean or max.
-
-    Returns:
-        (windows, …) in the type of ``states``.
-    """
-    first = np.cumsum(lengths, dtype=np.int64) - lengths
-    if pooling in ("cls", "sep"):
-        taken: npt.NDArray[np.floating] = states[first + (lengths - 1) * (pooling == "sep")]
-        return taken
-    if not len(lengths):
-        return states[:0]
-    if pooling == "max":
-        largest: npt.NDArray[np.floating] = np.maximum.reduceat(states, first, axis=0)
-        return largest
-    sums = np.add.reduceat(states, first, axis=0, dtype=np.float64)
-    counts = np.asarray(lengths).reshape(-1, *[1] * (states.ndim - 1))
-    means: npt.NDArray[np.floating] = (sums / counts).astype(states.dtype)
-    return means
+from bertvision.pipelines.poolings import POOLINGS, TokenPooling, pool
+from bertvision.pipelines.tasks.windows import special_ends
 
 
 def check_poolings(poolings: Sequence[TokenPooling], tokenizer: Any) -> None:
@@ -112,9 +54,10 @@ class KeptStates:
         self, layers: Mapping[TokenPooling, Sequence[int]], hidden_size: int, where: torch.device
     ) -> None:
         self._places = {
-            kept: {layer: place for place, layer in enumerate(of)} for kept, of in layers.items()
+            pooling: {layer: place for place, layer in enumerate(wanted)}
+            for pooling, wanted in layers.items()
         }
-        self._wanted = {layer for of in layers.values() for layer in of}
+        self._wanted = {layer for wanted in layers.values() for layer in wanted}
         self._given: set[int] = set()
         self._hidden = hidden_size
         self._memory = torch.empty(0, device=where)
@@ -126,16 +69,16 @@ class KeptStates:
         self._given.clear()
         self._lengths = lengths
         shapes = {
-            kept: (len(places), int(kept_tokens(kept, lengths).sum()), self._hidden)
-            for kept, places in self._places.items()
+            pooling: (len(places), int(kept_tokens(pooling, lengths).sum()), self._hidden)
+            for pooling, places in self._places.items()
         }
         counts = [a * b * c for a, b, c in shapes.values()]
         if self._memory.numel() < sum(counts):
             self._memory = torch.empty(sum(counts), device=self._memory.device)
         parts = self._memory[: sum(counts)].split(counts)
         self._room = {
-            kept: part.view(shape)
-            for (kept, shape), part in zip(shapes.items(), parts, strict=True)
+            pooling: part.view(shape)
+            for (pooling, shape), part in zip(shapes.items(), parts, strict=True)
         }
 
     def add(self, layer: int, state: Tensor, windows: Int64Array | None = None) -> None:
@@ -147,10 +90,10 @@ class KeptStates:
             windows: (group,) which of the batch they are, in this order; None is all of them.
         """
         lengths = self._lengths if windows is None else self._lengths[windows]
-        for kept, places in self._places.items():
+        for pooling, places in self._places.items():
             if layer in places:
-                value = state if kept == "all" else pool(state.float(), lengths, kept)
-                self._put(kept, places[layer], value, windows)
+                value = state if pooling == "all" else pool(state.float(), lengths, pooling)
+                self._put(pooling, places[layer], value, windows)
         self._given.add(layer)
 
     def add_pooler(self, layer: int, output: Tensor, windows: Int64Array | None = None) -> None:
@@ -173,13 +116,13 @@ class KeptStates:
         return [room.transpose(0, 1) for room in self._room.values()]
 
     def _put(
-        self, kept: TokenPooling, place: int, value: Tensor, windows: Int64Array | None
+        self, pooling: TokenPooling, place: int, value: Tensor, windows: Int64Array | None
     ) -> None:
-        room = self._room[kept][place]
+        room = self._room[pooling][place]
         if windows is None:
             room.copy_(value)
             return
-        if kept == "all":
+        if pooling == "all":
             first = np.cumsum(self._lengths, dtype=np.int64) - self._lengths
             spans = [np.arange(first[w], first[w] + self._lengths[w]) for w in windows]
             rows = np.concatenate(spans)
@@ -188,6 +131,6 @@ class KeptStates:
         room.index_copy_(0, torch.from_numpy(rows).to(room.device), value.to(room.dtype))
 
 
-def kept_tokens(kept: TokenPooling, lengths: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
+def kept_tokens(pooling: TokenPooling, lengths: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
     """How many tokens, or vectors, are kept of windows of these lengths, (windows,) each."""
-    return lengths if kept == "all" else np.ones_like(lengths)
+    return lengths if pooling == "all" else np.ones_like(lengths)

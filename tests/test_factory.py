@@ -13,9 +13,9 @@ from torch import nn
 
 from bertvision import plugins
 from bertvision.errors import InputError, UnknownNameError
+from bertvision.models.factory import HEADS, build_head, describe_heads, kind_of
 from bertvision.models.heads import SpanHead
 from bertvision.models.outputs import class_loss, span_loss
-from bertvision.models.registry import HEADS, build_head, describe_heads, kind_of
 from bertvision.models.zoo import ENTRY_POINT_GROUP
 
 LAYERS, HIDDEN = 5, 12

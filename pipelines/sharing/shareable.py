@@ -1,10 +1,6 @@
-"""Folders pushed and pulled whole, under the digests of a manifest: heads, snapshots, reports.
+"""Folders that are pushed and pulled whole: heads, snapshots, reports.
 
-Trained heads, pushed and pulled.
-
-Snapshots of an encoder, pushed and pulled.
-
-Reports, pushed as a page that the hub shows, and pulled.
+The digests of their files are in a manifest; whatever kind it is, one `push` sends it.
 """
 
 from __future__ import annotations
@@ -15,14 +11,13 @@ import shutil
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from bertvision.errors import InputError, ProvenanceError, WorkspaceError
 from bertvision.pipelines.files import new_folder, sha256_of_files
 from bertvision.pipelines.records import read_record
 from bertvision.pipelines.sharing import manifest as manifests
-from bertvision.pipelines.sharing.cards import LIBRARY, head_card, page, snapshot_card
-from bertvision.pipelines.sharing.download import fetch, staging
+from bertvision.pipelines.sharing.cards import head_card, report_card, snapshot_card
 from bertvision.pipelines.sharing.hub import Repository
 from bertvision.pipelines.sharing.manifest import (
     CARD,
@@ -32,7 +27,7 @@ from bertvision.pipelines.sharing.manifest import (
     check_files,
     earlier_push,
 )
-from bertvision.pipelines.sharing.upload import Content, Sent, base_of, send
+from bertvision.pipelines.sharing.transfer import Content, Sent, base_of, fetch, send, staging
 from bertvision.pipelines.training.trained_head import changed_file
 from bertvision.pipelines.workspace.records import (
     HeadScores,
@@ -47,6 +42,9 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 
+FILES = ("config.json", "model.safetensors", "metrics.json")
+"""A head's own files; its folder may hold logs and predictions too."""
+SCORES = "scores.json"
 # nothing that runs, and nothing that is unpickled
 _PATH = re.compile(
     r"(?:\w[\w@.-]*/){0,3}\w[\w@.-]*\.(?:json|safetensors|txt|model|html|csv|svg)", re.ASCII
@@ -58,13 +56,82 @@ def is_shared(path: str) -> bool:
     return _PATH.fullmatch(path) is not None
 
 
-def push_folder(
+class Shareable(NamedTuple):
+    """A folder that is pushed whole."""
+
+    kind: Kind
+    name: str
+    """Its name where it is."""
+    files: Mapping[str, Content]
+    """Files by path in the repository."""
+    card: bytes
+    """The README.md."""
+
+
+def head(folder: Path, repository: str, licence: str | None) -> Shareable:
+    """A trained head: configuration, weights, metrics of its training, scores, a card.
+
+    Args:
+        folder: Folder of the run.
+        repository: ``owner/name`` on the hub, for the card.
+        licence: Licence of the weights, for the card.
+
+    Raises:
+        WorkspaceError: the head is damaged.
+    """
+    config, metrics = read_run_config(folder), read_run_metrics(folder)
+    if (changed := changed_file(folder)) is not None:
+        raise WorkspaceError(
+            f"the head {folder} is damaged: {changed} is not as it was written; nothing was sent"
+        )
+    paths = sorted((folder / "eval").glob("[!.]*/metrics.json"))
+    scores = [read_record(path, HeadScores, "bertvision evaluate") for path in paths]
+    told = [score.model_dump(mode="json", exclude={"sha256"}) for score in scores]
+    files: dict[str, Content] = {name: folder / name for name in FILES}
+    files[SCORES] = (json.dumps(told, indent=2, ensure_ascii=False) + "\n").encode()
+    card = head_card(repository, config, metrics, scores, licence)
+    return Shareable("head", f"{config.run.text}:{config.trained_on}", files, card)
+
+
+def snapshot(folder: Path, repository: str, licence: str | None) -> Shareable:
+    """A snapshot: weights, configuration, tokenizer, record of its making, a card.
+
+    Args:
+        folder: Folder of the snapshot.
+        repository: ``owner/name`` on the hub, for the card.
+        licence: Licence of the weights, for the card.
+
+    Raises:
+        StoreNotFoundError: it is no whole snapshot.
+        WorkspaceError: its record is damaged.
+    """
+    info = read_snapshot_info(folder)
+    files = {path.name: path for path in sorted(folder.iterdir()) if is_shared(path.name)}
+    return Shareable("snapshot", info.tag, files, snapshot_card(repository, info, licence))
+
+
+def report(folder: Path, repository: str, licence: str | None = None) -> Shareable:
+    """A report, for a static Space: the hub shows its page as it is.
+
+    Args:
+        folder: Folder of the report.
+        repository: ``owner/name`` on the hub, for the card.
+        licence: Not named by the card of a report.
+
+    Raises:
+        WorkspaceError: there is no report.
+    """
+    if not (folder / "index.html").is_file():
+        raise WorkspaceError(f"there is no report in {folder}: `bertvision report` writes it")
+    paths = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*")}
+    files = {name: paths[name] for name in sorted(paths) if is_shared(name)}
+    return Shareable("report", "report", files, report_card(repository))
+
+
+def push(
     api: HfApi,
     repository: Repository,
-    kind: Kind,
-    name: str,
-    files: Mapping[str, Content],
-    card: bytes,
+    shareable: Shareable,
     *,
     private: bool | None,
     replace: bool,
@@ -74,22 +141,20 @@ def push_folder(
     Files of an earlier push that are not among them are removed.
 
     Args:
-        api: of the hub.
-        repository: to send to.
-        kind: of what they are.
-        name: of it, where it is.
-        files: by path in the repository.
-        card: the README.md.
-        private: whether a new repository is.
-        replace: take the place of what `push` did not send, or of another kind of thing.
+        api: The hub.
+        repository: Repository to send to.
+        shareable: Files, manifest and card.
+        private: Visibility of a new repository; None is what its owner has set.
+        replace: Take the place of what `push` did not send, or of another kind of thing.
 
     Raises:
         InputError: the hub does not take so much, or the repository holds something else; nothing
             was sent.
         HubError: the hub cannot be reached, or refuses.
     """
+    kind = shareable.kind
     base, removed = base_of(api, repository), set[str]()
-    files = {path: file for path, file in files.items() if path not in (manifests.FILE, CARD)}
+    files = {p: file for p, file in shareable.files.items() if p not in (manifests.FILE, CARD)}
     if base is not None:
         before = earlier_push(api, base.repository, base.files, kind, replace=replace)
         sent = before.files if before else {}
@@ -107,15 +172,15 @@ def push_folder(
         }
     manifest = Manifest(
         kind=kind,
-        name=name,
+        name=shareable.name,
         bertvision=version("bertvision"),
         files={path: SharedFile.of(content) for path, content in files.items()},
     )
     return send(
         api,
         repository,
-        [{manifests.FILE: manifest.content(), CARD: card, **files}],
-        f"{name}, pushed by bertvision {manifest.bertvision}",
+        [{manifests.FILE: manifest.content(), CARD: shareable.card, **files}],
+        f"{shareable.name}, pushed by bertvision {manifest.bertvision}",
         private=private,
         remedy="push it to a repository of its own",
         base=base,
@@ -184,56 +249,6 @@ def _is_there(folder: Path, stage: Path, manifest: Manifest) -> bool:
     return True
 
 
-FILES = ("config.json", "model.safetensors", "metrics.json")
-"""A head's own files; its folder may hold logs and predictions too."""
-SCORES = "scores.json"
-
-
-def push_head(
-    api: HfApi,
-    repository: Repository,
-    folder: Path,
-    *,
-    private: bool | None = None,
-    licence: str | None = None,
-    replace: bool = False,
-) -> Sent:
-    """Send a trained head: configuration, weights, what its training came to, its scores, a card.
-
-    Args:
-        api: of the hub.
-        repository: to send to.
-        folder: of the run.
-        private: whether a new repository is.
-        licence: of the weights, for the card.
-        replace: take the place of what `push` did not send, or of another kind of thing.
-
-    Raises:
-        InputError: the repository holds something else; nothing was sent.
-        WorkspaceError: the head is damaged.
-        HubError: the hub cannot be reached, or refuses.
-    """
-    config, metrics = read_run_config(folder), read_run_metrics(folder)
-    if (changed := changed_file(folder)) is not None:
-        raise WorkspaceError(
-            f"the head {folder} is damaged: {changed} is not as it was written; nothing was sent"
-        )
-    scores = _scores(folder)
-    told = [score.model_dump(mode="json", exclude={"sha256"}) for score in scores]
-    made: dict[str, Content] = {name: folder / name for name in FILES}
-    made[SCORES] = (json.dumps(told, indent=2, ensure_ascii=False) + "\n").encode()
-    return push_folder(
-        api,
-        repository,
-        "head",
-        f"{config.run.text}:{config.trained_on}",
-        made,
-        head_card(repository.name, config, metrics, scores, licence),
-        private=private,
-        replace=replace,
-    )
-
-
 def pull_head(
     api: HfApi,
     repository: Repository,
@@ -278,12 +293,6 @@ def pull_head(
     return pull_folder(api, repository, files, manifest, beside, place)
 
 
-def _scores(folder: Path) -> list[HeadScores]:
-    """Scores of a head, on the splits of any snapshots."""
-    found = sorted((folder / "eval").glob("[!.]*/metrics.json"))
-    return [read_record(path, HeadScores, "bertvision evaluate") for path in found]
-
-
 def _root(space: Workspace | None) -> Path:
     if space is None:
         raise InputError("name a folder to put the head in, or a workspace")
@@ -303,77 +312,3 @@ def _place(space: Workspace | None, config: RunConfig) -> Path:
                 f"are {str(told)[:12]}…, here {there[:12]}…; name a FOLDER to have it beside"
             )
     return space.head_dir(tag, config.run.name)
-
-
-def push_snapshot(
-    api: HfApi,
-    repository: Repository,
-    folder: Path,
-    *,
-    private: bool | None = None,
-    licence: str | None = None,
-    replace: bool = False,
-) -> Sent:
-    """Send a snapshot: weights, configuration, tokenizer, what it was made from, a card.
-
-    Args:
-        api: of the hub.
-        repository: to send to.
-        folder: of the snapshot.
-        private: whether a new repository is.
-        licence: of the weights, for the card.
-        replace: take the place of what `push` did not send, or of another kind of thing.
-
-    Raises:
-        InputError: the repository holds something else; nothing was sent.
-        StoreNotFoundError: it is no whole snapshot.
-        WorkspaceError: its record is damaged.
-        HubError: the hub cannot be reached, or refuses.
-    """
-    info = read_snapshot_info(folder)
-    files = {path.name: path for path in sorted(folder.iterdir()) if is_shared(path.name)}
-    card = snapshot_card(repository.name, info, licence)
-    return push_folder(
-        api, repository, "snapshot", info.tag, files, card, private=private, replace=replace
-    )
-
-
-def push_report(
-    api: HfApi,
-    repository: Repository,
-    folder: Path,
-    *,
-    private: bool | None = None,
-    replace: bool = False,
-) -> Sent:
-    """Send a report, as a static Space: the hub shows its page as it is.
-
-    Args:
-        api: of the hub.
-        repository: a Space.
-        folder: of the report.
-        private: whether a new repository is.
-        replace: take the place of what `push` did not send, or of another kind of thing.
-
-    Raises:
-        InputError: the repository holds something else; nothing was sent.
-        WorkspaceError: there is no report.
-        HubError: the hub cannot be reached, or refuses.
-    """
-    if not (folder / "index.html").is_file():
-        raise WorkspaceError(f"there is no report in {folder}: `bertvision report` writes it")
-    paths = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*")}
-    files = {name: paths[name] for name in sorted(paths) if is_shared(name)}
-    title = repository.name.rpartition("/")[2]
-    metadata = f"title: {title}\nsdk: static\napp_file: index.html\ntags:\n- {LIBRARY}"
-    card = page(
-        metadata,
-        title,
-        [
-            "A report of [bertvision](https://pypi.org/project/bertvision): `index.html`, and its "
-            "tables as CSV and JSON beside it."
-        ],
-    )
-    return push_folder(
-        api, repository, "report", "report", files, card, private=private, replace=replace
-    )

@@ -1,0 +1,336 @@
+"""Write the pages of docs that are made from the sources: ``make docs``.
+
+Commands (cli.md) from their jobs; public names (reference/api.md) as directives of mkdocstrings, in
+the order and under the headings of ``bertvision.__init__``; errors (reference/errors.md) and who
+raises them from the docstrings; the JSON schema of ``bertvision.yaml`` from the classes that read
+it. A test keeps them current.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import re
+import textwrap
+from collections import Counter
+from collections.abc import Iterator
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import typer
+from pydantic import BaseModel
+
+import bertvision
+from bertvision.cli import app, commands
+from bertvision.pipelines import analysis
+from bertvision.pipelines.declare import arguments
+from bertvision.pipelines.tasks.data import TaskConfig
+from bertvision.pipelines.workspace.config import (
+    DataConfig,
+    FinetuneConfig,
+    ModelConfig,
+    WorkspaceConfig,
+)
+
+DOCS = Path(__file__).parent
+ROOT = DOCS.parent
+_CLI_HEADER = """\
+# The command line
+
+Written by `make docs` from the commands; do not edit. `bertvision train --help` says more of one.
+
+Results go to stdout, progress and messages to stderr. Every command works on the workspace it is
+run in (the folder with `bertvision.yaml`, or any folder below it). A command that is killed is
+finished by running it again. `bertvision NAME …` is
+`bertvision.NAME(…)` in Python, with the same arguments but for --json, --csv and --dry-run (which
+is `dry_run`), and `beside=` for --with; `errors` is `error_analysis`, `store` is `ActivationStore`.
+
+| exit status | meaning |
+|---|---|
+| 0 | done |
+| 1 | `store verify` found damage, `store audit` wrong examples; `store repair`, `doctor` |
+| 2 | an option, file or workspace is wrong; the message says what to do |
+| 130, 143 | stopped by SIGINT or SIGTERM; what was finished is kept |
+"""
+_OFTEN, _NEARLY_ALL = 3, 20
+"""Commands that share an option before it is described once, above all of them, and before they do
+not name it any more."""
+
+
+def cli() -> str:
+    """The whole page."""
+    root: Any = typer.main.get_command(app)
+    headings = commands()
+    by_name = {name: root.commands[name] for names in headings.values() for name in names}
+    store = by_name["store"].commands
+    options = Counter(
+        _entry(option)
+        for command in [*by_name.values(), *store.values()]
+        if command is not by_name["store"]
+        for option in command.params
+    )
+    often: dict[str, Entry] = {}
+    for entry, n in options.most_common():
+        if n >= _OFTEN and entry[0].startswith("`-"):
+            often.setdefault(entry[0], entry)  # of the same flags, the commonest
+    shared = set(often.values())
+    named = {entry for entry in shared if options[entry] < _NEARLY_ALL}
+    lines = [_CLI_HEADER, "## Options of many commands\n"]
+    lines += [_line(entry) for entry in sorted(shared)]
+    told: dict[frozenset[Entry], str] = {}
+    for heading, names in headings.items():
+        lines.append(f"\n## {heading}")
+        for name in names:
+            if name == "store":
+                for word, command in store.items():
+                    lines += _section(f"store {word}", command, shared, named, None)
+            else:
+                own = {_entry(option) for option in by_name[name].params}
+                like = next((other for entries, other in told.items() if entries <= own), None)
+                told_there = _fields(like)
+                lines += _section(
+                    name, by_name[name], shared | told_there, named - told_there, like
+                )
+                if fields := _fields(name):
+                    told.setdefault(frozenset(fields), name)
+    return "\n".join(lines) + "\n"
+
+
+Entry = tuple[str, str, str]
+"""Flags, default and help of an option."""
+
+
+def _entry(option: Any) -> Entry:
+    flags = " ".join(f"`{flag}`" for flag in reversed([*option.opts, *option.secondary_opts]))
+    default = option.default
+    shown = (
+        "" if default is None or default is False or option.required else f" (default {default})"
+    )
+    if option.param_type_name == "argument":
+        flags = f"`{option.name.upper()}`"
+    return flags, shown, option.help or ""
+
+
+def _line(entry: Entry) -> str:
+    flags, default, text = entry
+    return f"- {flags}{default}: {text}"
+
+
+def _fields(name: str | None) -> set[Entry]:
+    """The options of a command that are fields of an options class."""
+    if name is None or name == "errors":
+        return set()
+    fields = {a.name for a in arguments(getattr(bertvision, name)) if a.options}
+    command: Any = typer.main.get_command(app)
+    return {_entry(o) for o in command.commands[name].params if o.name in fields}
+
+
+def _section(
+    name: str, command: Any, told: set[Entry], named: set[Entry], like: str | None
+) -> Iterator[str]:
+    """A command: its help, its options that were not told elsewhere, and the names of others."""
+    yield f"\n### bertvision {name}\n"
+    yield command.help.partition("\n\n")[0]
+    own = [_entry(option) for option in command.params]
+    lines = [_line(entry) for entry in own if entry not in told]
+    if above := [flags for flags, *rest in own if (flags, *rest) in named]:
+        lines.append(f"- {', '.join(above)}: as above.")
+    if like:
+        lines.append(f"- The options of `bertvision {like}`.")
+    if lines:
+        yield "\n" + "\n".join(lines)
+
+
+_API_HEADER = """\
+# API
+
+Written by `make docs` from the public names; do not edit. The site shows the signature and the
+docstring of each name here. What they do together, with code that a test runs, is in
+[From Python](../python-api.md).
+"""
+
+
+def api() -> str:
+    """The whole page."""
+    parts = [_API_HEADER]
+    for heading, names in groups():
+        parts.append(f"## {heading}\n")
+        parts += [f"::: bertvision.{name}\n{_options(name)}" for name in names]
+    return "\n".join(parts)
+
+
+def _options(name: str) -> str:
+    """Options of mkdocstrings for a name: fields of options have their help in the annotation."""
+    return "    options:\n      show_if_no_docstring: true\n" if name.endswith("Options") else ""
+
+
+def groups() -> Iterator[tuple[str, list[str]]]:
+    """Headings and names: the comments inside ``_MODULES``, and what stands below each."""
+    source = (ROOT / "__init__.py").read_text(encoding="utf-8")
+    table = next(
+        node
+        for node in ast.parse(source).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_MODULES"
+    )
+    assert isinstance(table.value, ast.Dict)
+    lines = source.splitlines()
+    heading, names = "", list[str]()
+    line = table.lineno
+    for key, value in zip(table.value.keys, table.value.values, strict=True):
+        assert key is not None
+        comments = [text.strip() for text in lines[line : key.lineno - 1] if "#" in text]
+        if comments:
+            if names:
+                yield heading, names
+            text = comments[-1].removeprefix("#").strip()
+            heading, names = text[0].upper() + text[1:], []
+        names += ast.literal_eval(value)
+        line = value.end_lineno or line
+    yield heading, names
+    yield "Analyses of hidden states", analysis.names()
+
+
+BASES = ("BertvisionError", "BertvisionWarning")
+_MANY = 40
+"""Names that raise an error before they are no longer listed."""
+
+_ERRORS_HEADER = """\
+# Errors
+
+Written by `make docs` from the docstrings; do not edit.
+
+Everything that bertvision raises on purpose is a `BertvisionError`, and most errors are of the
+matching built-in as well, so that `except FileNotFoundError` works as one expects. A message says
+what was given, what is allowed and what to do next. The command line prints it without a traceback
+and exits with status 2, unless [its table](../cli.md) says otherwise; a lost rank is 75, so that a
+queue of jobs may try again. Of these names `bertvision` exports `BertvisionError` and
+`BertvisionWarning`; the others are imported from `bertvision.errors`, or from the module that is
+named. [The API](api.md) says of every name why it raises what.
+"""
+
+
+def errors() -> str:
+    """The whole page."""
+    tree = re.search(r"```\n.*?```", _docstring(_parsed(ROOT / "errors.py")), re.DOTALL)
+    assert tree is not None
+    parts = [_ERRORS_HEADER, tree[0].replace("```", "```text", 1) + "\n"]
+    raised = list(_raised())
+    for node, module in error_classes():
+        bases = " and ".join(f"`{ast.unparse(base)}`" for base in node.bases)
+        home = "" if module == "errors" else f", from `bertvision.{module}`"
+        parts += [f"## {node.name}\n", f"Kind of {bases}{home}. {_one_line(_docstring(node))}\n"]
+        names = dict.fromkeys(f"`{name}`" for error, name in raised if error == node.name)
+        if len(names) > _MANY:
+            parts.append("Raised by most of [the API](api.md).\n")
+        elif names:
+            parts.append(f"Raised by {', '.join(names)}.\n")
+    return "\n".join(parts)
+
+
+def _rooms(top: Path) -> Iterator[Path]:
+    """A folder of the package and those in it."""
+    return (path.parent for path in sorted(top.rglob("__init__.py")))
+
+
+def error_classes() -> Iterator[tuple[ast.ClassDef, str]]:
+    """The classes of errors and warnings, those of ``errors.py`` first, with their modules."""
+    known = set(BASES)
+    rooms = [room for top in sorted(ROOT.glob("*/__init__.py")) for room in _rooms(top.parent)]
+    files = [ROOT / "errors.py", *(f for room in rooms for f in sorted(room.glob("*.py")))]
+    for path in files:
+        for node in _parsed(path).body:
+            if not isinstance(node, ast.ClassDef):
+                continue
+            if node.name in BASES or known & {ast.unparse(base) for base in node.bases}:
+                known.add(node.name)
+                yield node, ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+def _raised() -> Iterator[tuple[str, str]]:
+    """Error, and a public function or method that raises it, as its docstring says."""
+    import bertvision
+
+    for public in bertvision.__all__[1:]:
+        home = str(bertvision._home(public))
+        module = _parsed((ROOT / home.replace(".", "/")).with_suffix(".py"))
+        for node in module.body:
+            if getattr(node, "name", None) != public:
+                continue
+            inner = node.body if isinstance(node, ast.ClassDef) else []
+            yield from _reasons(node, public)
+            for method in inner:
+                if not getattr(method, "name", "_").startswith("_"):
+                    yield from _reasons(method, f"{public}.{method.name}")
+
+
+def _reasons(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
+    """The errors that the section ``Raises:`` of a docstring names."""
+    _, found, section = _docstring(node).partition("\nRaises:\n")
+    if found:
+        text = "\n".join(takewhile(lambda line: line.startswith(" "), section.splitlines()))
+        for error in re.findall(r"^    (\w+): ", text, re.MULTILINE):
+            yield error, name
+
+
+def _docstring(node: ast.AST) -> str:
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    return (ast.get_docstring(node) or "") if isinstance(node, kinds) else ""
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.partition("\n\n")[0].split()).replace("``", "`")
+
+
+def _parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+SECTIONS = (ModelConfig, TaskConfig, DataConfig, FinetuneConfig)
+
+
+def field_texts(section: type[BaseModel]) -> dict[str, str]:
+    """The text under each field of a class, by the field's name, in one line."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(section))).body
+    assert isinstance(tree, ast.ClassDef)
+    texts = {}
+    for field, text in zip(tree.body, tree.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            value = text.value if isinstance(text, ast.Expr) else None
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                texts[field.target.id] = " ".join(value.value.split())
+    return texts
+
+
+def described(schema: dict[str, Any], section: type[BaseModel]) -> None:
+    """Give the properties of a class's schema their texts."""
+    for name, text in field_texts(section).items():
+        schema["properties"][name]["description"] = text
+
+
+def schema() -> dict[str, Any]:
+    """The schema of the whole file."""
+    made = WorkspaceConfig.model_json_schema()
+    described(made, WorkspaceConfig)
+    for section in SECTIONS:
+        described(made["$defs"][section.__name__], section)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **made}
+
+
+def settings() -> str:
+    """The file's text."""
+    return json.dumps(schema(), indent=2, ensure_ascii=False) + "\n"
+
+
+PAGES = {
+    DOCS / "cli.md": cli,
+    DOCS / "reference" / "api.md": api,
+    DOCS / "reference" / "errors.md": errors,
+    DOCS / "reference" / "bertvision.schema.json": settings,
+}
+
+if __name__ == "__main__":
+    for page, render in PAGES.items():
+        page.parent.mkdir(exist_ok=True)
+        page.write_text(render(), encoding="utf-8")

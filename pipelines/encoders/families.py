@@ -1,0 +1,96 @@
+"""Families of transformers: what differs between them, an entry for each.
+
+An encoder of a family without an entry is extracted by its own forward pass, and has no sites.
+Nothing heavy is imported here, because the command line checks the names of sites.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class Family(NamedTuple):
+    """What the code must know of a family: paths of modules, those of sites inside a block."""
+
+    blocks: str
+    """Path of the list of blocks in the encoder."""
+    attn_out: str
+    """Gives what attention adds to the residual stream."""
+    resid_mid: str | None
+    """Reads the residual stream behind attention: a normalisation; None where the feed-forward
+    layer stands beside attention, and not behind it."""
+    mlp_out: str
+    """Gives what the feed-forward layer adds."""
+    resid_post: str | None = None
+    """Reads the residual stream behind the feed-forward layer, where a block ends with a
+    normalisation; None where a block gives the residual stream itself."""
+    ln_final: str | None = None
+    """Path of the final normalisation in the encoder."""
+    packs: bool = False
+    """Whether windows are computed one after another, without padding: so of families whose hidden
+    states on that path were compared with their own forward pass."""
+
+
+_BERT = Family(
+    "encoder.layer",
+    attn_out="attention.output.dense",
+    resid_mid="attention.output.LayerNorm",
+    mlp_out="output.dense",
+    resid_post="output.LayerNorm",
+)
+_LLAMA = Family(
+    "layers",
+    attn_out="self_attn.o_proj",
+    resid_mid="post_attention_layernorm",
+    mlp_out="mlp",
+    ln_final="norm",
+)
+_GEMMA = _LLAMA._replace(  # which normalises what is added, too
+    attn_out="post_attention_layernorm",
+    resid_mid="pre_feedforward_layernorm",
+    mlp_out="post_feedforward_layernorm",
+)
+FAMILIES: dict[str, Family] = {
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "electra"), _BERT._replace(packs=True)),
+    "deberta-v2": _BERT,
+    "mpnet": _BERT._replace(attn_out="attention.attn.o", resid_mid="attention.LayerNorm"),
+    "distilbert": Family(
+        "transformer.layer",
+        attn_out="attention.out_lin",
+        resid_mid="sa_layer_norm",
+        mlp_out="ffn",
+        resid_post="output_layer_norm",
+        packs=True,
+    ),
+    "modernbert": Family(
+        "layers", attn_out="attn.Wo", resid_mid="mlp_norm", mlp_out="mlp", ln_final="final_norm"
+    ),
+    "gpt2": Family("h", attn_out="attn.c_proj", resid_mid="ln_2", mlp_out="mlp", ln_final="ln_f"),
+    "gpt_neox": Family(
+        "layers",
+        attn_out="attention.dense",
+        resid_mid=None,
+        mlp_out="mlp",
+        ln_final="final_layer_norm",
+    ),
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma"), _LLAMA),
+    **dict.fromkeys(("gemma2", "gemma3_text"), _GEMMA),
+}
+"""By model type. Of each a tiny model's sites are compared with hooks of a test's own."""
+
+
+def position_offset(model: PreTrainedModel) -> int:
+    """Position of a window's first token: 0, but in RoBERTa's kin the one after the padding's.
+
+    Their table of positions has a row for padding (`create_position_ids_from_input_ids` of
+    transformers, after fairseq), so windows are shorter than the table by that offset.
+    """
+    from torch import nn
+
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
+            return 0 if module.padding_idx is None else module.padding_idx + 1
+    return 0

@@ -1,1 +1,0 @@
-"""Treebanks in CoNLL-U: words with their parts of speech, heads and relations; parsing them."""
