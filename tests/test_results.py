@@ -178,7 +178,7 @@ def test_a_training_command_names_layers_unless_they_are_all() -> None:
 
 def test_the_defaults_are_those_of_the_command() -> None:
     options = inspect.signature(bertvision.train).parameters
-    for name in ("seed", "fraction"):  # the others: tests/test_options.py
+    for name in ("seed", "fraction"):  # the others: tests/test_completion.py
         assert options[name].default == Run._field_defaults[name]
 
 
