@@ -183,8 +183,8 @@ PUBLIC = """
     ActivationLoader TokenStream TokenBatch
     Sampler SequentialSampler ShuffleSampler ShardPlan
     ActivationDataModule HiddenStates BertvisionError BertvisionWarning
-    FinetuneOptions ExtractOptions TrainOptions ProbeOptions RankOptions SimilarityOptions
-    GenerateOptions
+    FinetuneOptions ExtractOptions TrainOptions GenerateOptions ProbeOptions RankOptions
+    SimilarityOptions
     build_head SpanHead ClassificationHead ClassOutput SpanOutput class_loss span_loss
     distillation_loss
     Variant

@@ -112,6 +112,7 @@ def test_the_cells_of_a_notebook_run_and_draw_its_figures(
     monkeypatch.chdir(quick)
     committed = nbformat.read(NOTEBOOKS[0], as_version=4)
     plt.switch_backend("agg")
+    plt.close("all")  # figures of other tests in this process
     session: dict[str, Any] = {"__name__": NOTEBOOKS[0].stem}
     for cell in committed.cells:
         if cell.cell_type == "code":
