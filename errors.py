@@ -97,7 +97,7 @@ def counted(n: int, what: str) -> str:
     """A number of things: ``1 shard``, ``1,200 shards``.
 
     Args:
-        n: how many.
+        n: Their number.
         what: one of them; an s makes it several.
     """
     return f"{n:,} {what}" + ("" if n == 1 else "s")
@@ -107,8 +107,8 @@ def whole_number(name: str, value: SupportsIndex, least: int) -> int:
     """A number that somebody gave, as Python's own.
 
     Args:
-        name: what it is called where it was given.
-        value: of any type of whole numbers, such as NumPy's.
+        name: Its name where it was given.
+        value: Value of any type of whole numbers, such as NumPy's.
         least: the smallest that is allowed.
 
     Raises:
@@ -142,7 +142,7 @@ def did_you_mean(name: str, names: Collection[str], *, most: int = 1) -> str:
     """A hint for a message: ``did you mean train? ``; empty where no name is close, or it is one.
 
     Args:
-        name: as it was written.
+        name: Name as it was written.
         names: those there are.
         most: names in the hint, closest first.
     """

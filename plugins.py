@@ -30,7 +30,7 @@ def offered(group: str) -> dict[str, str]:
     """Offers of installed packages: name → dotted path ``package.module:Class``.
 
     Args:
-        group: of the entry points, such as ``bertvision.heads``.
+        group: Group of the entry points, such as ``bertvision.heads``.
     """
     return {point.name: f"{point.module}:{point.attr}" for point in entry_points(group=group)}
 

@@ -48,7 +48,7 @@ def render(page: str, text: str) -> str:
 
     Args:
         page: one of `PAGES`.
-        text: of the page.
+        text: Text of the page.
     """
     views = tomllib.loads(VIEWS[page].read_text(encoding="utf-8"))
 

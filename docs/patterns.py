@@ -251,7 +251,7 @@ def judged(runs: Sequence[Run], verdict: Callable[[str, float, float], str]) -> 
 
     Args:
         runs: a pattern is judged on those that have the analysis it reads.
-        verdict: of a kind and an interval.
+        verdict: Verdict of a kind and an interval.
     """
     places = sorted({(run["encoder"], run["task"]) for run in runs})
     rows = []

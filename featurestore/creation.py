@@ -134,8 +134,8 @@ def write_beside(
     The caller holds the store's lock and the split's, which has no record yet, or a growing one.
 
     Args:
-        ledger: of the split.
-        fields: of the record, but for the arrays.
+        ledger: Ledger of the split.
+        fields: Fields of the record, but for the arrays.
         values: the arrays.
         examples: the text side.
 

@@ -79,7 +79,7 @@ def granted(ledger: Ledger) -> Iterator[Grant]:
     """Lend the right to write a split, whose lock the caller holds, to other processes.
 
     Args:
-        ledger: of the split.
+        ledger: Ledger of the split.
 
     Yields:
         What the others need.
@@ -116,9 +116,9 @@ class ShardAttempt:
     replaced by whoever wrote these.
 
     Args:
-        ledger: of the split.
+        ledger: Ledger of the split.
         shard: its number.
-        keys: of its files.
+        keys: Keys of its files.
         yields: to whoever commits the shard meanwhile, as one of several to which the right to
             write was lent; the holder of the lock replaces what a late one writes.
 

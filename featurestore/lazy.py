@@ -116,8 +116,8 @@ def read_shard(
 
     Args:
         shard: its number, in an array of one element.
-        source: of the split.
-        positions: on the stored layer axis.
+        source: Source of the split.
+        positions: Places on the stored layer axis.
     """
     split = source.open()
     shape = (split.plan.tokens_of(int(shard[0])), len(positions), split.record.hidden_size)
@@ -142,8 +142,8 @@ def decoded_layers(
     Args:
         split: with the shard.
         shard: its number.
-        positions: on the stored layer axis.
-        any_order: take a split of shuffled tokens as well.
+        positions: Places on the stored layer axis.
+        any_order: Take a split of shuffled tokens as well.
         out: room for all, (tokens, layers, hidden).
     """
     reader = split.open_shard(shard, any_order=any_order)

@@ -267,7 +267,7 @@ def default_readers(split: SplitReader, nbytes: int) -> int:
     wait for each other and for the interpreter, and two read less than one.
 
     Args:
-        split: to read.
+        split: Split to read.
         nbytes: codes that one of them reads at a time.
     """
     return 2 if split.storage.distant or nbytes >= _LARGE_BYTES else 1

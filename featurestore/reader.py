@@ -177,7 +177,7 @@ class SplitReader(StoredSplit):
         """Return the split itself, if it is complete.
 
         Args:
-            any_order: take a split of shuffled tokens as well.
+            any_order: Take a split of shuffled tokens as well.
 
         Raises:
             IncompleteSplitError: shards are not committed yet.
@@ -223,7 +223,7 @@ class SplitReader(StoredSplit):
 
         Args:
             shard: its number.
-            any_order: take one of shuffled tokens as well: what the reader takes for an example is
+            any_order: Take one of shuffled tokens as well: what the reader takes for an example is
                 a run of tokens then, under one checksum.
 
         Raises:
@@ -265,8 +265,8 @@ class SplitReader(StoredSplit):
         """Memory to read into: codes (layers, tokens, width), scale (tokens, layers, …) or None.
 
         Args:
-            tokens: how many.
-            layers: how many.
+            tokens: Their number.
+            layers: Their number.
             empty: makes an uninitialised array of a shape and type.
         """
         encoding, hidden = self.encoding, self.record.hidden_size

@@ -51,8 +51,8 @@ class Sampler(ABC):
         Args:
             plan: where each example lies: ``plan.n_tokens`` and ``plan.shard`` have a value for
                 each, in stored order.
-            epoch: from 0.
-            world_size: how many ranks share the epoch: each takes one of so many equal,
+            epoch: Epoch, from 0.
+            world_size: Number of ranks that share the epoch; each takes one of so many equal,
                 contiguous pieces of the sequence, in batches.
 
         Returns:
@@ -235,12 +235,12 @@ def epoch_order(
     its own first one, or where it has none the first of the sequence.
 
     Args:
-        plan: of the split.
+        plan: Plan of the split.
         sampler: gives the sequence.
-        epoch: from 0.
+        epoch: Epoch, from 0.
         batch_size: examples per batch and rank.
-        rank: of this process.
-        world_size: how many processes share the epoch.
+        rank: Rank of this process.
+        world_size: Number of processes that share the epoch.
 
     Raises:
         InputError: a count below 1, a rank outside the world, or a sequence that is none.

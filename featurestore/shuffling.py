@@ -255,7 +255,7 @@ def shuffle_split(
     Args:
         source: a complete split.
         split: name of the copy.
-        seed: of the permutation.
+        seed: Seed of the permutation.
         memory: bytes of codes that are in memory at a time; beside them about 40 for each token.
         scratch: a folder for the buckets; by default beside the shards in a store on a local disk,
             else the system's folder for temporary files.

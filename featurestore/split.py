@@ -187,7 +187,7 @@ class ActivationSplit(SplitReader, Sequence[torch.Tensor]):
                 hidden); several, for (n, layers, hidden); or None: all of them.
             batch_size: tokens of a batch.
             shuffle: tokens in a seeded order, mixed over many shards; or in stored order.
-            seed: of the order.
+            seed: Seed of the order.
             options: the others of `TokenStream`: ``endless``, ``rank``, ``without``, ….
 
         Raises:

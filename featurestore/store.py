@@ -138,7 +138,7 @@ class ActivationStore(Mapping[str, "SnapshotSplits"]):
         """Write hidden states that any code makes, or go on with a split that was begun.
 
         Args:
-            tag: of the model's state, such as ``0e``.
+            tag: Tag of the model's state, such as ``0e``.
             split: its name; another snapshot with a split of that name has the same examples in it.
             hidden_size: channels.
             layers: what the hidden states are of, in the order in which they are given: indices,
@@ -149,11 +149,11 @@ class ActivationStore(Mapping[str, "SnapshotSplits"]):
                 default.
             provenance: what the hidden states come from, by name: model, revision, digest of its
                 weights. Whoever goes on with the split must give the same.
-            tokenizer: that the token ids are of; its digest goes into the provenance.
+            tokenizer: Tokenizer that the token ids are of; its digest goes into the provenance.
             channel_stats: mean and deviation of each channel, (layers, hidden) each, for int8 and
                 int4; by default they are taken from the examples of the first shard.
             nonfinite: refuse NaN and infinity ("error"), or replace and count them ("record").
-            part: of this process among those that write the split at once, such as its rank.
+            part: Part of this process among those that write the split at once, such as its rank.
 
         Raises:
             InputError: an argument is out of range, or its kind cannot be stored.
@@ -282,9 +282,9 @@ class ActivationStore(Mapping[str, "SnapshotSplits"]):
         """Several poolings of a split as one lazy dataset (see `lazy.pooled_dataset`).
 
         Args:
-            tag: of the snapshot.
+            tag: Tag of the snapshot.
             split: its name without the pooling: ``train`` stands for ``train-cls``, ``train-mean``.
-            poolings: which were extracted; the order of the axis.
+            poolings: Poolings that were extracted, in the order of the axis.
             layers: indices of hidden states; all that every pooling has by default.
 
         Returns:

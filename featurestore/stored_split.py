@@ -25,7 +25,7 @@ class StoredSplit:
 
     Args:
         store: folder, URL or storage of the store.
-        tag: of the snapshot.
+        tag: Tag of the snapshot.
         split: its name.
 
     Raises:

@@ -58,9 +58,9 @@ class ActivationLoader:
         batch_size: examples per batch and rank.
         layers: indices of hidden states to read, or all.
         shuffle: a seeded order per epoch (`ShuffleSampler`), or the stored one.
-        seed: of the order.
-        rank: of this process among ``world_size``.
-        world_size: how many processes share each epoch.
+        seed: Seed of the order.
+        rank: Rank of this process among ``world_size``.
+        world_size: Number of processes that share each epoch.
         readers: threads that read, by default 2, or 1 where batches are small and the store is
             near; 0 reads in the caller's thread, without read-ahead.
         buffer: shards in the shuffle buffer; by default as many as fit in `BUFFER_BYTES`.
@@ -187,7 +187,7 @@ class ActivationLoader:
         """Let the next iteration go on from a position, in the middle of an epoch or not.
 
         Args:
-            state: of `state_dict`. One of epoch and batch alone is taken without a check.
+            state: State of `state_dict`. One of epoch and batch alone is taken without a check.
 
         Raises:
             InputError: the position is in the order of another sampler, or in another order.

@@ -76,7 +76,7 @@ class SplitWriter:
         """Write a whole shard durably, then commit it.
 
         Args:
-            shard: of the plan.
+            shard: Shard of the plan.
             codes: (real tokens of the shard, layers, width) from `encode`, on the CPU; fastest
                 where each layer is contiguous.
             scale: (real tokens of the shard, layers, …) or None.

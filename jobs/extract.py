@@ -124,7 +124,7 @@ def check_names(
     """Check what nothing heavy is needed for, beside the data: snapshots, layers, sites, splits.
 
     Args:
-        options: of the extraction.
+        options: Options of the extraction.
         tags: snapshots; None is not said.
         there: the workspace, where there is one.
         task: data set that is named.

@@ -129,7 +129,7 @@ def generated_texts(
     """The texts of a split that `generate` wrote, in the order of the prompts.
 
     Args:
-        name: of the split, such as ``0e/answers``.
+        name: Name of the split, such as ``0e/answers``.
         tokenizer: folder or name on the hub; by default that of the decoder, where it was.
         workspace: folder of the experiment; by default the one you stand in.
         store: activation store, a folder or a URL; by default the workspace's.

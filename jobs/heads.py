@@ -144,10 +144,10 @@ def asked_training(
 
     Args:
         space: the workspace.
-        heads: as of `train`, likewise all that follow.
+        heads: As in `train`, likewise all that follow.
         checkpoint: snapshot to train on.
-        options: of the training.
-        seed: of initial weights and order.
+        options: Options of the training.
+        seed: Seed of initial weights and order.
         fraction: part of the training examples.
 
     Raises:

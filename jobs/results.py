@@ -38,7 +38,7 @@ def results(*, split: str = "dev", workspace: StrPath | None = None) -> Rows[Row
         ['BERT 0.5e', 'BERT 1e']
 
     Args:
-        split: that was scored.
+        split: Split that was scored.
         workspace: folder of the experiment; by default the one you stand in.
 
     Returns:
@@ -77,7 +77,7 @@ def predictions(
         system: as for `compare`: ``NAME[:TRAINED_ON[:CHECKPOINT]]``.
         trained_on: snapshot the head was trained on, where several are possible.
         checkpoint: snapshot it was scored on, likewise.
-        split: that was scored.
+        split: Split that was scored.
         workspace: folder of the experiment; by default the one you stand in.
 
     Returns:

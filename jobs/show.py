@@ -252,8 +252,8 @@ def baseline_cells(score: float, keys: Iterable[str]) -> tuple[str, list[str]]:
     """Name and cells of the baseline that always gives the commonest answer.
 
     Args:
-        score: of the commonest answer, in per cent: of no answer, or of the largest class.
-        keys: of the metrics that are shown.
+        score: Score of the commonest answer, in per cent: of no answer, or of the largest class.
+        keys: Keys of the metrics that are shown.
 
     Returns:
         What the system is called, and its cells.
@@ -275,7 +275,7 @@ def marked_scores(name: str, scores: Values) -> str:
     """A system's name, with a mark where its threshold was not tuned.
 
     Args:
-        name: as it is shown.
+        name: Name as it is shown.
         scores: the fields of its ``metrics.json``.
     """
     from bertvision.pipelines.results.columns import MARK
@@ -289,7 +289,7 @@ def with_footnote(table: str, names: Iterable[str], rows: Iterable[Values] = ())
 
     Args:
         table: the text.
-        names: of the systems.
+        names: Names of the systems.
         rows: their metrics, some of which may lack what others have.
     """
     from bertvision.pipelines.results.columns import FOOTNOTE, MARK, ORACLE_NOTE, lack_oracle
@@ -305,7 +305,7 @@ def score_charts(rows: Sequence[Values]) -> dict[str, Chart]:
     Several seeds of a system are one point, their mean, with their standard deviation.
 
     Args:
-        rows: of `results`, where seeds are apart, or of `sweep`, where they are together.
+        rows: Rows of `results`, where seeds are apart, or of `sweep`, where they are together.
     """
     from bertvision.pipelines.tasks.metrics import METRICS
 

@@ -123,12 +123,12 @@ def asked_sweep(
 
     Args:
         space: the workspace.
-        heads: as of `sweep`, likewise all that follow.
+        heads: As in `sweep`, likewise all that follow.
         trained_on: snapshots to train on.
         checkpoint: snapshots to evaluate on.
         fractions: parts of the training examples.
-        seeds: how many trainings of each.
-        split: what is scored.
+        seeds: Number of trainings of each.
+        split: Split that is scored.
 
     Raises:
         UnknownNameError: there is no such head, snapshot or stored split.

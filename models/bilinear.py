@@ -32,7 +32,7 @@ class BilinearSpanHead(SpanHead):
     Args:
         layers: number of hidden states, the embedding output included.
         hidden: width of the hidden states.
-        pooling: how the layers become one.
+        pooling: Way in which the layers become one.
         rank: rows of U and V.
     """
 

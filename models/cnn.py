@@ -34,7 +34,7 @@ class CNNSpanHead(SpanHead):
         hidden: width of the hidden states.
         pooling: how the layers become one channel before, or None to keep a channel per layer.
         size: width of an adapter before, or None.
-        dilation: of the kernels.
+        dilation: Dilation of the kernels.
         dropout: share of the features of a token that are dropped in training.
     """
 
@@ -70,7 +70,7 @@ class KernelBank(nn.Module):
     """N×N kernels for N = 1 … 7 side by side on one channel, stride 4 along the width.
 
     Args:
-        filters: of each N; 7 times as many come out.
+        filters: Filters of each N; 7 times as many come out.
     """
 
     def __init__(self, filters: int) -> None:

@@ -52,7 +52,7 @@ class Rows(NamedTuple):
             lengths: (batch,) integers, tokens per window.
             tokens: number of packed tokens.
             gap: empty rows between windows: half the height of the highest kernel.
-            device: of the packed tokens.
+            device: Device of the packed tokens.
 
         Raises:
             InputError: the lengths do not describe the tokens.
@@ -90,7 +90,7 @@ class Conv(nn.Conv2d):
         kernel: (tokens, width), both odd.
         stride: along the width.
         dilation: along the width.
-        groups: of channels.
+        groups: Groups of channels.
         valid: no padding along the width: it shrinks by the kernel less 1 before the stride.
     """
 
@@ -123,7 +123,7 @@ class Conv(nn.Conv2d):
         """Convolve: (tokens, inputs, 1, width) → (tokens, outputs, 1, its width).
 
         Args:
-            image: of packed tokens.
+            image: Image of packed tokens.
             rows: with gaps of at least half the kernel; needed if it spans several tokens.
         """
         if rows is None or self.kernel_size[0] == 1:

@@ -50,8 +50,8 @@ def multiplications(head: nn.Module, kind: Kind, *, layers: int, hidden: int) ->
     """Multiplications of a forward pass per token, of matrix products and convolutions.
 
     Args:
-        head: on the meta device: nothing is computed, operations are counted.
-        kind: of the head.
+        head: Head on the meta device: nothing is computed, operations are counted.
+        kind: Kind of the head.
         layers: number of hidden states that it takes.
         hidden: width of the hidden states.
 
@@ -202,7 +202,7 @@ def describe_head(name: str, layers: int = 25, hidden: int = 1024) -> HeadInfo:
     """A head for an encoder of these dimensions; see `describe_heads`.
 
     Args:
-        name: as of `build_head`.
+        name: As in `build_head`.
         layers: number of hidden states of the encoder, the embedding output included.
         hidden: width of the hidden states.
 

@@ -138,7 +138,7 @@ class PoolingSpanHead(SpanHead):
     Args:
         layers: number of hidden states, the embedding output included.
         hidden: width of the hidden states.
-        pooling: how the layers become one.
+        pooling: Way in which the layers become one.
     """
 
     def __init__(self, *, layers: int, hidden: int, pooling: Pooling) -> None:
@@ -199,9 +199,9 @@ class PooledAdapterSpanHead(SpanHead):
     Args:
         layers: number of hidden states, the embedding output included.
         hidden: width of the hidden states.
-        pooling: how the layers become one.
+        pooling: Way in which the layers become one.
         size: width of the compressed state.
-        skip: whether the last hidden state itself is concatenated.
+        skip: Whether the last hidden state itself is concatenated.
     """
 
     def __init__(
@@ -282,7 +282,7 @@ class PoolingClassHead(ClassificationHead):
     Args:
         layers: number of states.
         hidden: width of the states.
-        pooling: how the states become one.
+        pooling: Way in which the states become one.
         classes: logits.
     """
 
@@ -301,7 +301,7 @@ class PooledAdapterClassHead(ClassificationHead):
     Args:
         layers: number of states.
         hidden: width of the states.
-        pooling: how the states become one.
+        pooling: Way in which the states become one.
         size: width of the compressed state.
         classes: logits.
     """

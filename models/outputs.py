@@ -92,7 +92,7 @@ def distillation_loss(
     Args:
         logits: (batch, choices) of the student, or (batch, 1) of scores; what is no choice, such as
             padding, has the smallest finite number of float32 in both.
-        teacher: of the same shape.
+        teacher: Teacher of the same shape.
         temperature: T, at least 1.
         reduction: ``mean`` over the batch, or ``none`` for the loss of each example.
 

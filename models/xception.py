@@ -33,7 +33,7 @@ class Residual(nn.Module):
     """Separable convolutions with ReLU between them, plus their input.
 
     Args:
-        channels: of the input and after each convolution.
+        channels: Channels of the input and after each convolution.
         kernel: (tokens, width) of the convolutions.
         halve: also pool the width by 2, and bring the input there by a 1×1 convolution; else the
             input is added as it is.

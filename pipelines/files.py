@@ -42,7 +42,7 @@ def read_json(path: Path, most: int = 1 << 22) -> Any:
     """A value out of a JSON file that somebody else may have made.
 
     Args:
-        path: of the file.
+        path: Path of the file.
         most: bytes that it may have.
 
     Raises:

@@ -50,7 +50,7 @@ def examine_libraries(
     """Versions of Python and of all that a package requires.
 
     Args:
-        package: whose declared requirements count.
+        package: Package whose declared requirements count.
         version_of: the installed version of a distribution; PackageNotFoundError where there is
             none.
 
@@ -193,7 +193,7 @@ def matmul_seconds(dtype: torch.dtype) -> float:
     """Least wall seconds of some products of two (1024, 1024) matrices on this machine's device.
 
     Args:
-        dtype: of the matrices.
+        dtype: Type of the matrices.
     """
     import torch
 

@@ -95,7 +95,7 @@ class Measurements(Record):
         """Kept measurements of the same snapshot, pooling and settings; these where there are none.
 
         Args:
-            root: of the workspace.
+            root: Root of the workspace.
 
         Raises:
             ProvenanceError: what was kept was made from something else; names the field.
@@ -123,7 +123,7 @@ class Measurements(Record):
         """All files of a workspace, by data set, settings, snapshot and pooling.
 
         Args:
-            workspace: that they are of.
+            workspace: Workspace that they are of.
             left_out: see `read_current`.
 
         Raises:
@@ -142,7 +142,7 @@ def check_made_from(
     """Refuse to add to, or to take for what is asked, what was made from something else.
 
     Args:
-        place: of what was kept, for the message.
+        place: Place of what was kept, for the message.
         there: what that was made from.
         here: what it would be made from now.
         mend: what can be done.
@@ -166,8 +166,8 @@ def read_current(
     """The records of files, in the order of their names, of the weights that snapshots have now.
 
     Args:
-        workspace: that they are of.
-        paths: of the files.
+        workspace: Workspace that they are of.
+        paths: Paths of the files.
         read: reads one.
         left_out: gets a message for each file that is damaged or of other weights, and left out;
             where there is no such list, those of other weights are logged.
@@ -198,9 +198,10 @@ def is_current(
     be compared.
 
     Args:
-        place: of what was measured.
-        weights: what has them, the digest of those that were measured, and of those there are.
-        mend: what makes it again.
+        place: Place of what was measured.
+        weights: Snapshot that has them, the digest of those that were measured, and of those there
+            are.
+        mend: Command that makes it again.
         left_out: see `leave_out`.
     """
     for holder, measured, there in weights:

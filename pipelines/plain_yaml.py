@@ -44,7 +44,7 @@ def yaml_text(values: Mapping[str, object], *, width: float = 80) -> str:
 
     Args:
         values: plain values, nested or not.
-        width: of lines that can be broken.
+        width: Width of lines that can be broken.
     """
     return str(yaml.dump(values, Dumper=_Exact, sort_keys=False, allow_unicode=True, width=width))
 
@@ -53,7 +53,7 @@ def read_yaml(path: Path, *, front_matter: bool = False) -> Any:
     """The value in a YAML file.
 
     Args:
-        path: of the file.
+        path: Path of the file.
         front_matter: of a Markdown file, whose head between two lines of ``---`` is YAML; None
             where it has no head.
 
@@ -87,8 +87,8 @@ def with_value(text: str, key: str, value: object) -> str:
     All else stays as it is written: comments, order, quotes.
 
     Args:
-        text: of a mapping with one key a line, not in braces.
-        key: of the mapping; added at the end where it is not there.
+        text: Text of a mapping with one key a line, not in braces.
+        key: Key of the mapping; added at the end where it is not there.
         value: a scalar.
 
     Raises:

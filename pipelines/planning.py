@@ -99,8 +99,8 @@ def extraction_rate(
 
     Args:
         workspace: with the records of extractions.
-        name: of the split that is to be stored.
-        precision: of the encoder.
+        name: Name of the split that is to be stored.
+        precision: Precision of the encoder.
         pooled_from: stored split that is to be pooled; None runs the encoder.
 
     Returns:
@@ -135,7 +135,7 @@ def training_rate(workspace: Workspace, config: RunConfig) -> Rate | None:
 
     Args:
         workspace: with trained heads.
-        config: of the run that is to be trained.
+        config: Configuration of the run that is to be trained.
 
     Returns:
         The rate of the longest training, with its share of what runs of a pass have in common; None
@@ -223,9 +223,9 @@ def plan_extraction(
 
     Args:
         workspace: perhaps not on the disk yet.
-        data: that are to be extracted, perhaps not added yet.
+        data: Data that are to be extracted, perhaps not added yet.
         tags: snapshots; ``0e``, ``untrained`` and means need not be made.
-        options: what would be kept, and how.
+        options: Options that would be kept, and how.
 
     Raises:
         UnknownNameError: there is no such snapshot or split.
@@ -440,7 +440,7 @@ def plan_training(
         workspace: with the activations.
         runs: heads, as they were asked for.
         tag: the snapshot.
-        options: how they would be trained.
+        options: Options of training.
         overwrite: replace heads that were trained otherwise.
 
     Raises:
@@ -470,13 +470,13 @@ def plan_sweep(
 
     Args:
         workspace: with the activations.
-        heads: as of `sweep`, likewise all that follow.
+        heads: As in `sweep`, likewise all that follow.
         trained_on: snapshots to train on.
         checkpoints: snapshots to evaluate on.
         fractions: parts of the training examples.
-        seeds: of each head and part.
-        options: how they would be trained.
-        split: what would be scored.
+        seeds: Seeds of each head and part.
+        options: Options of training.
+        split: Split that would be scored.
 
     Raises:
         UnknownNameError: as of `sweep`, likewise WorkspaceError and InputError.

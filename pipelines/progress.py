@@ -31,7 +31,7 @@ class Part:
 
     Args:
         job: all parts; made by `parts`.
-        index: of this one.
+        index: Index of this one.
     """
 
     def __init__(self, job: _Job, index: int) -> None:
@@ -78,7 +78,7 @@ class Part:
         """The fraction of the root's work that is done.
 
         Args:
-            fraction: of this part.
+            fraction: Fraction of this part.
         """
         weights = self.job.weights
         own = (sum(weights[: self.index]) + weights[self.index] * fraction) / self.job.total
@@ -88,7 +88,7 @@ class Part:
         """Seconds until the root's work is done, if all is as fast; None before and after it.
 
         Args:
-            fraction: of this part that is done.
+            fraction: Fraction of this part that is done.
         """
         done = self.done(fraction)
         worked = done - self.root.skipped
@@ -148,9 +148,9 @@ def progress(total: int, desc: str | None, unit: str, *, initial: int = 0) -> _T
     In a notebook it is a widget, where ipywidgets are installed.
 
     Args:
-        total: how many units the work has.
-        desc: what is being done, in one or two words; None shows nothing, where it is a part of
-            what another bar shows.
+        total: Number of units the work has.
+        desc: Name of the work, in one or two words; None shows nothing, where it is a part
+            of what another bar shows.
         unit: what is counted (``example``, ``step``).
         initial: units done before this process started (a resumed run).
 

@@ -81,7 +81,7 @@ class Rank:
         """Refuse more ranks than GPUs; where there is none, all share the CPU.
 
         Args:
-            there: how many GPUs a process of this machine may see.
+            there: Number of GPUs a process of this machine may see.
 
         Raises:
             InputError: names what is allowed.

@@ -85,11 +85,11 @@ def read_record(
     """Read a record that a command wrote in JSON.
 
     Args:
-        path: of the file.
+        path: Path of the file.
         model: what it must be, value for value: no text is taken for a number.
         again: the command that makes it, for the messages.
         mend: what to do where it is damaged; by default to delete it and run ``again``.
-        sha256: of the file, where it is known; a record of `write_record` knows its own.
+        sha256: SHA-256 of the file, where it is known; a record of `write_record` knows its own.
 
     Raises:
         WorkspaceError: it is missing or damaged; names the file, the field and what to do.

@@ -202,8 +202,8 @@ def watch(client: Client, future: Future[Any], desc: str) -> None:
     """Shows progress over the tasks that a future needs, until it is finished or failed.
 
     Args:
-        client: of the cluster that computes it.
-        future: what is computed.
+        client: Client of the cluster that computes it.
+        future: Future of what is computed.
         desc: label of the progress bar.
     """
     from distributed.diagnostics.progressbar import ProgressBar

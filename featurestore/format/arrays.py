@@ -64,7 +64,7 @@ def array_files(
     """The files of an array that is written at once: zstd, then crc32c.
 
     Args:
-        name: of the array.
+        name: Name of the array.
         record: what it is.
         values: its values; without them only its metadata is made.
     """

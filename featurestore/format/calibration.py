@@ -75,7 +75,7 @@ def is_beyond_promise(error: float, encoding: str) -> bool:
     """Whether an error is beyond what the encoding promises: 2 % of int8, 30 % of int4.
 
     Args:
-        error: of a kind of token in a layer, in deviations of the channel.
+        error: Error of a kind of token in a layer, in deviations of the channel.
         encoding: quantised.
     """
     return error > _LARGEST_ERROR[encoding]
@@ -138,7 +138,7 @@ def encoding_error(
     Args:
         hidden_states: (tokens, layers, hidden).
         encoding: quantised.
-        stats: to encode with.
+        stats: Channel statistics to encode with.
         spread: (layers, hidden) deviation of each channel.
 
     Returns:
@@ -211,7 +211,8 @@ class ChannelStatsAccumulator:
         """Mean and standard deviation; a constant channel gets the layer's median, and stays exact.
 
         Args:
-            levels: of the codes that they are for; None gives the moments of all tokens alike.
+            levels: Levels of the codes that they are for; None gives the moments of all tokens
+                alike.
 
         Raises:
             InputError: nothing was added.

@@ -225,7 +225,7 @@ def encode(
 
     Args:
         hidden_states: (tokens, layers, hidden), any float dtype.
-        encoding: from `layout.get_encoding`.
+        encoding: Encoding from `layout.get_encoding`.
         stats: channel statistics on the same device; required by the quantised encodings.
         nonfinite: what to do about NaN, infinity and values too large for the encoding: refuse
             them, or replace and count them. Replaced, NaN becomes the channel's mean, the others
@@ -350,7 +350,7 @@ def decode(
         codes: (tokens, layers, width) as `encode` gives them, in any memory layout.
         scale: (tokens, layers, …) likewise, for the quantised encodings.
         stats: channel statistics for the quantised encodings, on the same device.
-        dtype: of the result; the arithmetic is float32 whatever it is.
+        dtype: Type of the result; the arithmetic is float32 whatever it is.
         out: contiguous memory of the result's shape, dtype and device; new memory by default.
 
     Returns:
@@ -394,7 +394,7 @@ def decode_numpy(
         codes: (tokens, layers, width) in the encoding's Zarr dtype.
         scale: (tokens, layers, …), for the quantised encodings.
         stats: channel statistics, for the quantised encodings.
-        encoding: from `layout.get_encoding`.
+        encoding: Encoding from `layout.get_encoding`.
         out: room for the result, (tokens, layers, hidden) of any strides; new memory by default.
 
     Raises:

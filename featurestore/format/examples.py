@@ -112,8 +112,9 @@ def examples_digest(table: pa.Table, store_format: str) -> str:
 
     Args:
         table: the text side of a split.
-        store_format: of the split's record. In 1.0 it is that of every row as canonical JSON, which
-            takes a minute for a million rows; since then that of the columns (see `table_digest`).
+        store_format: Store format of the split's record. In 1.0 it is that of every row as
+            canonical JSON, which takes a minute for a million rows; since then that of the columns
+            (see `table_digest`).
     """
     if store_format != "1.0":
         return table_digest(table)
@@ -130,9 +131,9 @@ def write_examples(storage: Storage, split: str, table: pa.Table) -> None:
     The caller holds the store's lock.
 
     Args:
-        storage: of the store.
+        storage: Storage of the store.
         split: its name.
-        table: to write.
+        table: Table to write.
 
     Raises:
         ProvenanceError: the store holds this split with other examples.
@@ -164,11 +165,11 @@ def mend_examples(
     The caller holds the store's lock.
 
     Args:
-        storage: of the store.
+        storage: Storage of the store.
         split: its name.
-        table: that should be there.
+        table: Table that should be there.
         recorded: its digest in the split's record.
-        store_format: of the split's record.
+        store_format: Store format of the split's record.
 
     Raises:
         ProvenanceError: the given table is not the one that was recorded either.
@@ -236,10 +237,10 @@ def read_examples(storage: Storage, split: str, digest: str, store_format: str) 
     """The table, checked against the digest in the split's record.
 
     Args:
-        storage: of the store.
+        storage: Storage of the store.
         split: its name.
-        digest: in the split's record.
-        store_format: of the split's record.
+        digest: Digest in the split's record.
+        store_format: Store format of the split's record.
 
     Raises:
         CorruptStoreError: it is missing, damaged, or not the one that was recorded.

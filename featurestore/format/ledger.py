@@ -131,7 +131,7 @@ class Ledger:
         """Commit the split's record: from now on the split exists.
 
         Args:
-            record: of the split.
+            record: Record of the split.
             instead_of: the version of the record that is there.
 
         Raises:
@@ -204,7 +204,7 @@ class Ledger:
         """Commit a shard whose files are already durable.
 
         Args:
-            record: of the shard.
+            record: Record of the shard.
             instead_of: the version of the record that is there.
 
         Raises:

@@ -280,7 +280,7 @@ def first_difference(
     Args:
         there: what was kept.
         here: what it is compared with.
-        fields: that are compared, in this order; None is all, those of ``there`` first.
+        fields: Fields that are compared, in this order; None is all, those of ``there`` first.
 
     Returns:
         The field, its names joined by dots, and what it is there and here (None where it is

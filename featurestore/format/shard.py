@@ -59,8 +59,8 @@ def check_record_size(plan: ShardPlan, layers: int) -> None:
     """Refuse a plan with a shard whose record could not be read again, before anything is written.
 
     Args:
-        plan: of the split.
-        layers: how many are stored.
+        plan: Plan of the split.
+        layers: Number of stored layers.
 
     Raises:
         InputError: a shard has more examples than a record of `SMALL_BYTES` has checksums for.
@@ -82,8 +82,8 @@ class ShardReader:
     are copied once. Compressed layers are decoded when they are first asked for, and kept.
 
     Args:
-        storage: of the store.
-        record: of the split.
+        storage: Storage of the store.
+        record: Record of the split.
         committed: of the shard.
         lengths: (examples of the shard,) tokens of each.
 
@@ -135,7 +135,7 @@ class ShardReader:
         """Begin to bring some layers near; where they are compressed, decode them.
 
         Args:
-            positions: on the stored layer axis.
+            positions: Places on the stored layer axis.
 
         Raises:
             CorruptStoreError: a compressed layer does not decode.
@@ -165,7 +165,7 @@ class ShardReader:
         Args:
             first: of the shard's examples.
             last: the one after the last.
-            positions: on the stored layer axis.
+            positions: Places on the stored layer axis.
             codes: (layers, tokens, width) in the encoding's Zarr dtype; each layer C-contiguous.
             scale: (tokens, layers, …), for quantised encodings.
 

@@ -42,9 +42,9 @@ def write_pieces(descriptor: int, pieces: Iterable[bytes | memoryview]) -> None:
     """Write pieces one after another; what is less than a block goes through the page cache.
 
     Args:
-        descriptor: of an empty file, at its beginning; its flags are as they were when this
-            returns. Nothing is flushed.
-        pieces: of single bytes, in one dimension; each is used before the next is asked for.
+        descriptor: Descriptor of an empty file, at its beginning; its flags are as they were when
+            this returns. Nothing is flushed.
+        pieces: Pieces of single bytes, in one dimension; each is used before the next is asked for.
 
     Raises:
         OSError: as of write(2).
@@ -129,7 +129,7 @@ def write_all(descriptor: int, piece: bytes | memoryview) -> None:
     """Write a piece whole.
 
     Args:
-        descriptor: of a file, where the piece is to stand.
+        descriptor: Descriptor of a file, where the piece is to stand.
         piece: bytes.
 
     Raises:

@@ -39,9 +39,9 @@ class Lease:
 
     Args:
         objects: where its object is.
-        path: of the object.
-        name: of the object, for messages.
-        what: what the holder is doing, for messages.
+        path: Path of the object.
+        name: Name of the object, for messages.
+        what: Action of the holder, for messages.
     """
 
     def __init__(self, objects: Objects, path: str, name: str, what: str) -> None:

@@ -21,8 +21,8 @@ def exclusive(path: Path, what: str, *, wait: bool = False) -> Iterator[None]:
     """Hold a lock file; the operating system releases it when the process dies.
 
     Args:
-        path: of the file, in a folder that exists; it is left there.
-        what: what the holder is doing, for the message.
+        path: Path of the file, in a folder that exists; it is left there.
+        what: Action of the holder, for the message.
         wait: until it is free, instead of raising.
 
     Raises:

@@ -84,9 +84,9 @@ def guarded(
 
     Args:
         where: URL of the file or folder, for the message.
-        function: to call.
-        args: of the function.
-        kwargs: of the function.
+        function: Function to call.
+        args: Positional arguments of the function.
+        kwargs: Keyword arguments of the function.
 
     Raises:
         FileNotFoundError: there is no such file or folder.
@@ -182,7 +182,7 @@ class Objects(ABC):
         """Write an object in one request.
 
         Args:
-            path: of the object.
+            path: Path of the object.
             data: its bytes.
             only_if: the version it must have, or `ABSENT`; None writes it in any case.
 
@@ -205,9 +205,9 @@ class Objects(ABC):
         """Write an object of any size; it is there whole when this returns, or as it was before.
 
         Args:
-            path: of the object.
-            pieces: of its bytes, each valid until the next is asked for.
-            only_if: as of `put`.
+            path: Path of the object.
+            pieces: Pieces of its bytes, each valid until the next is asked for.
+            only_if: As in `put`.
 
         Returns:
             As of `put`.

@@ -55,7 +55,7 @@ class HubStorage(RemoteStorage):
     Args:
         url: such as ``hf://datasets/owner/name``, with ``@revision`` behind the name where it is
             not the main branch, and a folder behind that.
-        cached: as of `RemoteStorage`.
+        cached: As in `RemoteStorage`.
 
     Raises:
         StoreNotFoundError: there is no such repository or revision, or the token may not read it.

@@ -72,8 +72,8 @@ class RemoteFile:
     """A file that is open for reads at any offset (see `storage.OpenFile`).
 
     Args:
-        name: of the file, for messages.
-        size: in bytes.
+        name: Name of the file, for messages.
+        size: Size in bytes.
         fetch: gets a range of it; called in threads.
     """
 
@@ -394,7 +394,7 @@ def cached_fetch(name: str, about: Mapping[str, Any], size: int, fetch: Fetch) -
         name: URL of the file.
         about: what its file system says of it, such as its time or digest: where that changes, it
             is another file.
-        size: in bytes.
+        size: Size in bytes.
         fetch: gets a range from where the file is.
     """
     told = repr((name, sorted((key, repr(value)) for key, value in about.items())))

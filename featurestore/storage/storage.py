@@ -87,7 +87,7 @@ class Storage(ABC):
         """The bytes of a file.
 
         Args:
-            key: of the file.
+            key: Key of the file.
             most: how many there may be; a store that somebody made to hurt has larger ones.
 
         Raises:
@@ -100,7 +100,7 @@ class Storage(ABC):
         """Write a file durably: it is there whole, or as it was before.
 
         Args:
-            key: of the file.
+            key: Key of the file.
             content: its bytes, or pieces of them, each valid until the next is asked for.
             only_if: the version it must have. A holder of a lock that the operating system keeps
                 needs no such condition, and a local folder does not look at it.
@@ -163,8 +163,8 @@ class Storage(ABC):
         """Hold a lock that ends with its holder.
 
         Args:
-            key: of the lock's file.
-            what: what the holder is doing, for the message.
+            key: Key of the lock's file.
+            what: Action of the holder, for the message.
             wait: until it is free, instead of raising.
 
         Raises:

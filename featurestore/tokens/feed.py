@@ -89,7 +89,7 @@ class TokenBatch:
         """The vectors, (n, hidden) or (n, layers, hidden), where the codes are.
 
         Args:
-            dtype: of the vectors.
+            dtype: Type of the vectors.
             out: contiguous memory for them, of the batch's `shape`; new memory by default.
         """
         states = decode(self.codes, self.scale, self.stats, dtype, out)
@@ -164,8 +164,8 @@ class ShardMemory:
         """Take memory for so many shards.
 
         Args:
-            split: whose shards they are.
-            layers: how many of them.
+            split: Split whose shards they are.
+            layers: Their number.
             slots: shards.
             empty: makes an uninitialised array of a shape and type.
             homes: see the attributes.
@@ -192,10 +192,10 @@ class ShardRing:
     of an example in a layer.
 
     Args:
-        split: to read.
-        positions: on the stored layer axis.
+        split: Split to read.
+        positions: Places on the stored layer axis.
         kept: the tokens that are streamed.
-        pieces: in the order they are needed.
+        pieces: Pieces in the order they are needed.
         memory: of a slot for each piece that is held, or of one for each shard.
         most: pieces that are held: those that are needed at a time, and those that are read
             meanwhile.
@@ -341,9 +341,9 @@ class TokenFeed:
     """Gathers batches; one iteration at a time.
 
     Args:
-        split: to read.
-        positions: on the stored layer axis.
-        side_by_side: whether vectors have an axis of layers.
+        split: Split to read.
+        positions: Places on the stored layer axis.
+        side_by_side: Whether vectors have an axis of layers.
         kept: the tokens that are streamed.
         order_of: the order of an epoch.
         cuts: how an epoch is cut into batches.

@@ -228,11 +228,11 @@ def token_order(
 
     Args:
         counts: (shards,) tokens of each shard that are streamed.
-        epoch: from 0.
-        seed: from 0, or None for the stored order.
+        epoch: Epoch, from 0.
+        seed: Seed, from 0, or None for the stored order.
         buffer: shards whose tokens are mixed.
-        rank: of this process.
-        world_size: how many processes share the epoch.
+        rank: Rank of this process.
+        world_size: Number of processes that share the epoch.
         mix: orders of one seed need the same shards at the same time; where this differs, they mix
             the tokens of these in other ways.
     """

@@ -47,8 +47,8 @@ def mean_norms(split: SplitReader, positions: Sequence[int], selection: KeptToke
     tokens that stand out, and the mean of norms is not the root of the mean square.
 
     Args:
-        split: to read.
-        positions: on the stored layer axis.
+        split: Split to read.
+        positions: Places on the stored layer axis.
         selection: the tokens that count.
 
     Returns:
@@ -92,13 +92,13 @@ class TokenStream:
             several, for (n, layers, hidden); or None: all of them.
         batch_size: tokens per batch and rank.
         shuffle: tokens in a seeded order, mixed over ``buffer`` shards; or in stored order.
-        seed: of the order.
+        seed: Seed of the order.
         buffer: shards whose tokens are mixed; by default as many as fit in `BUFFER_BYTES`, at least
             2 and at most 256. They are in memory, with a few that are read ahead.
         endless: epochs follow each other without a seam, and every batch is full. Otherwise each
             iteration is an epoch, the next iteration the next epoch, and its last batch smaller.
-        rank: of this process among ``world_size``.
-        world_size: how many processes share each epoch.
+        rank: Rank of this process among ``world_size``.
+        world_size: Number of processes that share each epoch.
         mix: streams that differ in this alone read the same shards at the same time, and mix their
             tokens in ways of their own. So processes that go about in step on one machine have each
             shard read from the disk once, and each its own order.
@@ -232,7 +232,7 @@ class TokenStream:
         """Let the next iteration go on from a position, in the middle of an epoch or not.
 
         Args:
-            state: of `state_dict`, of any rank.
+            state: State of `state_dict`, of any rank.
 
         Raises:
             InputError: the position is in another order, or is none.
@@ -273,7 +273,7 @@ class TokenStream:
 
         Args:
             device: where codes are sent and decoded.
-            dtype: of the vectors.
+            dtype: Type of the vectors.
 
         Yields:
             (n, hidden), or (n, layers, hidden) side by side.

@@ -29,7 +29,7 @@ def decoded_tokens(
         split: complete.
         examples: (tokens,) the example of each.
         places: (tokens,) where in its example each is.
-        positions: on the stored layer axis.
+        positions: Places on the stored layer axis.
 
     Returns:
         (tokens, layers, hidden) float32, in the order given.

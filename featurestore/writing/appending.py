@@ -302,7 +302,7 @@ class ActivationWriter:
             permute: seed of a permutation of the stored order, as training splits of extraction
                 have one, so that neighbours are mixed; it takes the split's space once more while
                 it is done. None keeps the order in which shards were committed.
-            examples: how many it must have, whoever added them; None takes those that are there.
+            examples: Number of examples it must have, whoever added them; None takes all there are.
 
         Returns:
             The split, which is read as any other.

@@ -34,7 +34,7 @@ class ShardContent:
     """Content of a shard.
 
     Args:
-        layout: of the split.
+        layout: Layout of the split.
         shard: its number.
         lengths: (examples,) tokens of each.
         codes: (tokens, layers, width) from `encode`, on the CPU; fastest where each layer is
@@ -91,7 +91,7 @@ class ShardContent:
 
         Args:
             split: identity of the split that it belongs to.
-            files: that were written.
+            files: Files that were written.
         """
         return ShardRecord(
             shard=self._shard,
@@ -188,7 +188,7 @@ class ShardBuffer:
     `clear`: whatever interrupts a caller, an example is there as a whole or not at all.
 
     Args:
-        layout: of the split.
+        layout: Layout of the split.
         nonfinite: what to do about NaN and infinity (see `encode`).
         stats: channel statistics, where they are known.
         losses: What small values lost in the buffers of the same writer.

@@ -128,8 +128,8 @@ def rows_of(
     Args:
         seq: its tokens.
         input_ids: (seq,) token ids, or None.
-        labels: of the example, by name, or None.
-        fields: of its tokens, by name, (seq, …) each, or None.
+        labels: Labels of the example, by name, or None.
+        fields: Fields of its tokens, by name, (seq, …) each, or None.
 
     Raises:
         InputError: a name or a value cannot be stored.

@@ -26,7 +26,7 @@ class Committed:
     """The keys of all committed shards, whoever wrote them; `refresh` looks for new ones.
 
     Args:
-        ledger: of the split.
+        ledger: Ledger of the split.
         growing: its record.
 
     Attributes:
@@ -99,9 +99,9 @@ def check_new(
     Args:
         name: the key.
         growing: the split's record; None where it is complete.
-        there: whether the split has an example of this key.
-        due: that it has in other snapshots, or None.
-        tag: of the split.
+        there: Whether the split has an example of this key.
+        due: Keys that it has in other snapshots, or None.
+        tag: Tag of the split.
         split: its name.
 
     Returns:
@@ -132,9 +132,9 @@ def check_all(keys: set[str], due: set[str] | None, examples: int | None, split:
     """Check that a split that is to be finished has all examples.
 
     Args:
-        keys: that it has.
-        due: that it has in other snapshots, or None.
-        examples: how many it must have, or None.
+        keys: Keys that it has.
+        due: Keys that it has in other snapshots, or None.
+        examples: Number of examples that it must have, or None.
         split: ``<tag>/<split>``.
 
     Raises:
@@ -175,10 +175,10 @@ def find_changed(
     """Read the files of a shard again, a piece at a time, and compare them with its record.
 
     Args:
-        ledger: of the split.
+        ledger: Ledger of the split.
         growing: its record.
-        record: of the shard.
-        versions: of files that need not be read as long as they have these, by name.
+        record: Record of the shard.
+        versions: Versions of files that need not be read as long as they have these, by name.
 
     Returns:
         What is wrong, a line each.

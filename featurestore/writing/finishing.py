@@ -141,7 +141,7 @@ class _Readers:
 
         Args:
             shard: its number.
-            sources: of each of its examples, the old shard and the place there.
+            sources: Sources of each of its examples, the old shard and the place there.
             nonfinite: values replaced, to be recorded of it.
         """
         final, encoding = self._final, get_encoding(self._final.encoding)
@@ -202,9 +202,9 @@ def finish(ledger: GrowingLedger, seed: int | None = None, own: Versions | None 
     """Make a growing split a complete one; one that is complete stays as it is.
 
     Args:
-        ledger: of the split.
-        seed: of another order; None keeps that in which shards were committed. Where a finish was
-            begun, its own stays.
+        ledger: Ledger of the split.
+        seed: Seed of another order; None keeps that in which shards were committed. Where a finish
+            was begun, its own stays.
         own: `Committed.own` of the caller. Shards that others committed, which is also to
             say this process before it was killed, are read again as a whole.
 

@@ -38,10 +38,10 @@ def begin(
     The caller holds a part of the split and what its parts write one after another.
 
     Args:
-        ledger: of the split.
+        ledger: Ledger of the split.
         wanted: its record, where there is none yet.
         stats: channel statistics that were given, or None.
-        part: that begins to add examples; it counts as begun until `close_part`.
+        part: Part that begins to add examples; it counts as begun until `close_part`.
 
     Returns:
         Its record; of a split that is complete, an ordinary one.
@@ -79,7 +79,7 @@ def close_part(ledger: GrowingLedger, begun: GrowingRecord, part: int) -> None:
     """Note that a part has stored all that was added to it, which `finish` asks of each.
 
     Args:
-        ledger: of the split, the part of which the caller holds.
+        ledger: Ledger of the split, the part of which the caller holds.
         begun: its record when the part was opened.
         part: its number.
     """
@@ -100,7 +100,7 @@ def commit(
     """Write what a buffer holds as the next shard, durably, and commit it.
 
     Args:
-        ledger: of the split, a part of which the caller holds.
+        ledger: Ledger of the split, a part of which the caller holds.
         begun: its record when that part was opened.
         committed: what its shards hold; the new one is added.
         buffer: nothing is committed where it holds nothing, or what was committed already.

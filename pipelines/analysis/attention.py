@@ -60,7 +60,7 @@ def load_eager(folder: Path) -> PreTrainedModel:
     """The encoder of a snapshot, with the attention that gives its weights.
 
     Args:
-        folder: of the snapshot.
+        folder: Folder of the snapshot.
 
     Raises:
         InputError: the weights are damaged, or the family has no such attention.
@@ -74,9 +74,9 @@ def sampled_windows(count: int, most: int | None, seed: int) -> npt.NDArray[np.i
     """A seeded sample of windows, ascending; all where there are fewer.
 
     Args:
-        count: of windows.
+        count: Number of windows.
         most: size of the sample; None takes all.
-        seed: of the sample.
+        seed: Seed of the sample.
     """
     if most is None or most >= count:
         return np.arange(count)
@@ -95,7 +95,7 @@ def attention_maps(
 
     Args:
         model: an encoder of `load_eager`; it is moved to this machine's accelerator.
-        windows: of a split.
+        windows: Windows of a split.
         rows: (sample,) which of them.
         precision: arithmetic of the forward pass; weights are float32 in both.
         desc: name of the progress bar.
@@ -279,9 +279,9 @@ def attention_of_maps(
     Args:
         maps: of `attention_maps`; one window is held at a time.
         sep: vocabulary index of [SEP]; None where there is none.
-        name: what it is of, for titles.
+        name: Name of its subject, for titles.
         n_available: windows of the split; by default those given.
-        seed: of the sample of windows, for the record.
+        seed: Seed of the sample of windows, for the record.
 
     Raises:
         InputError: there is no window.

@@ -98,7 +98,7 @@ class Whitening(NamedTuple):
         """The whitening of hidden states with these moments.
 
         Args:
-            moments: of all tokens, with covariances.
+            moments: Moments of all tokens, with covariances.
             keep: share of the variance.
             ridge: added to the variance of every direction, as a part of the channels' mean one.
 
@@ -237,9 +237,9 @@ def cca_of_arrays(
         ridge: added to the variance of every direction, as a part of the channels' mean variance,
             so that directions of rounding errors count for nothing.
         max_tokens: size of the uniform sample of tokens; None takes all of them.
-        seed: of that sample.
+        seed: Seed of that sample.
         scheduler: ``threads``, ``processes`` or ``tcp://host:port``; the result is the same.
-        names: what x and y are, for titles.
+        names: Names of x and y, for titles.
         layers_x: layer numbers of x; 0, 1, … by default.
         layers_y: layer numbers of y; 0, 1, … by default.
 

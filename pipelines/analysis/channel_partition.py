@@ -49,7 +49,7 @@ class Bases(NamedTuple):
 
         Args:
             moments: with covariances.
-            dtype: in which vectors are projected; the directions are found in float64.
+            dtype: Type in which vectors are projected; the directions are found in float64.
         """
         layers, hidden = moments.mean.shape
         removed = max(1, round(hidden / 100))
@@ -116,7 +116,7 @@ class Partition(NamedTuple):
 
         Args:
             block: (vectors, layers, hidden).
-            bases: of all vectors.
+            bases: Bases of all vectors.
         """
         # what came from another worker may begin at any byte, and products of it round otherwise
         planes = [np.require(plane, requirements=("C", "A")) for plane in bases[:3]]

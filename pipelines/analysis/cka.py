@@ -113,7 +113,7 @@ def cka_of_arrays(
         unbiased: HSIC₁, else the biased HSIC₀.
         drop_channels: channels of largest variance to leave out of each layer in the second matrix.
         max_tokens: size of the uniform sample of tokens; None takes all of them.
-        seed: of that sample.
+        seed: Seed of that sample.
         scheduler: ``threads``, ``processes`` or ``tcp://host:port``; the result is the same.
         names: what x and y are, for titles (snapshot tags, for example).
         layers_x: layer numbers of x; 0, 1, … by default.

@@ -299,9 +299,9 @@ def context_of_arrays(
         samples: the tokens that enter.
         rows: by snapshot (tokens,) its row of each token; None is the same row.
         scheduler: ``threads``, ``processes`` or ``tcp://host:port``; the result is the same.
-        name: what they are of, for titles.
+        name: Name of their subject, for titles.
         layers: layer numbers; 0, 1, … by default.
-        seed: that the samples were drawn with.
+        seed: Seed that the samples were drawn with.
 
     Raises:
         InputError: fewer than two words or two windows.

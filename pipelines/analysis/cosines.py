@@ -45,7 +45,7 @@ def cosine_correlations(blocks: Blocks, depths: Sequence[int]) -> Correlations:
     float32 over at most a block, then in float64.
 
     Args:
-        blocks: of a sample that is held; an array per side, (tokens, layers, hidden).
+        blocks: Blocks of a sample that is held; an array per side, (tokens, layers, hidden).
         depths: layers of each side, of which there are one or two.
 
     Raises:

@@ -112,7 +112,7 @@ def exit_curve(confidence: Array, layers: Sequence[int], outcomes: Outcomes) -> 
     Args:
         confidence: (windows, output layers − 1) how sure each but the last is.
         layers: number of the layer of each output layer, ascending.
-        outcomes: of each output layer.
+        outcomes: Outcomes of each output layer.
     """
     at, last = np.asarray(layers, np.float64), len(layers) - 1
     best = np.maximum.accumulate(confidence, axis=1)
@@ -184,7 +184,7 @@ def fitting_criteria(asked: Sequence[str] | None, *, scores: bool) -> tuple[str,
 
     Args:
         asked: names; None is all that fit.
-        scores: whether the task is regression.
+        scores: Whether the task is regression.
 
     Raises:
         InputError: there is none of a name, or it does not fit scores.
@@ -210,7 +210,7 @@ def confidence(
     """How sure each output layer but the last is of each window.
 
     Args:
-        criterion: of `CRITERIA`.
+        criterion: Criterion of `CRITERIA`.
         logits: finite; those of the last layer are not looked at.
         n_tokens: (windows,) where the logits are of tokens.
         tolerance: scores that differ by less agree.
@@ -286,10 +286,10 @@ def outcomes_of(
     """Counts of each window at each output layer.
 
     Args:
-        task: that was learned.
-        logits: of each output layer, of the same windows.
-        metric: of the task: ``accuracy``, ``f1``, ``matthews``, ``pearson``.
-        threshold: of no answer, of spans; None where there always is one.
+        task: Task that was learned.
+        logits: Logits of each output layer, of the same windows.
+        metric: Metric of the task: ``accuracy``, ``f1``, ``matthews``, ``pearson``.
+        threshold: Threshold of no answer, of spans; None where there always is one.
 
     Raises:
         InputError: the task is scored by something that is no sum over items.

@@ -217,15 +217,15 @@ def exits_of_logits(
     """Score against the mean layer at which windows leave, for each criterion.
 
     Args:
-        task: that was learned.
-        logits: of each output layer, from the lowest, of the same windows.
+        task: Task that was learned.
+        logits: Logits of each output layer, from the lowest, of the same windows.
         layers: their layers, ascending.
-        criteria: of `confidence.CRITERIA`.
+        criteria: Criteria of `confidence.CRITERIA`.
         tolerance: scores that differ by less agree; None is a tenth of the standard deviation of
             what the last layer gives.
-        threshold: of no answer, of spans; None where there always is one.
-        weights: of their losses in training, summing to 1; None where they are not known.
-        name: of what was measured, for titles.
+        threshold: Threshold of no answer, of spans; None where there always is one.
+        weights: Weights of their losses in training, summing to 1; None where they are not known.
+        name: Name of what was measured, for titles.
 
     Raises:
         InputError: logits are not finite, or the task is scored by something that is no sum over

@@ -142,8 +142,8 @@ def outlier_channels(moments: Moments, outlier_sd: float) -> list[list[int]]:
     """By layer the channels whose mean or standard deviation is far from that of the others.
 
     Args:
-        moments: of the vectors.
-        outlier_sd: how many standard deviations over the channels are far.
+        moments: Moments of the vectors.
+        outlier_sd: Number of standard deviations over the channels that is far.
     """
     far = np.zeros(moments.mean.shape, dtype=bool)
     for statistic in (moments.mean, np.sqrt(moments.variance())):
@@ -493,13 +493,13 @@ def isotropy_of_arrays(
         snapshots: by name (token, layer, hidden) float32 activations, chunked along the tokens, all
             of the same layers.
         first: by snapshot the rows of [CLS], which are then measured apart too.
-        components: how many first principal components to sum the explained variance over.
+        components: Number of first principal components to sum the explained variance over.
         outlier_sd: threshold of the outlier channels. Kovaleva et al. (2021) take 3 for the
             parameters of the output LayerNorm; Bondarenko et al. (2021) take 6 for activations.
         max_tokens: size of the uniform sample of each set; None takes all.
-        seed: of the samples.
+        seed: Seed of the samples.
         scheduler: ``threads``, ``processes`` or ``tcp://host:port``; the result is the same.
-        name: what they are of, for titles.
+        name: Name of their subject, for titles.
         layers: layer numbers; 0, 1, … by default.
         rounding: By snapshot what the encoding adds to the variance of tokens, and of [CLS]; by
             default nothing.

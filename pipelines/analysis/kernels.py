@@ -68,7 +68,7 @@ class Centring(NamedTuple):
         """The centring of hidden states with these moments.
 
         Args:
-            moments: of all tokens.
+            moments: Moments of all tokens.
             drop: channels of each layer to leave out.
 
         Raises:
@@ -188,7 +188,7 @@ def gram_sums(blocks: Blocks, sides: Sequence[Centring]) -> KernelSums:
 
     Args:
         blocks: an array per side, (tokens, layers, hidden).
-        sides: how each is centred.
+        sides: Centring of each side.
     """
     parts = [
         tuple(delayed(_parts)(side, part) for side, part in zip(sides, block, strict=True))
@@ -207,7 +207,7 @@ def gram_cost(tokens: int, shapes: Sequence[tuple[int, int]]) -> int:
     should; there are those of two variants.
 
     Args:
-        tokens: how many.
+        tokens: Their number.
         shapes: layers and hidden size of each side.
     """
     layers = sum(depth for depth, _ in shapes)
@@ -506,7 +506,7 @@ def feature_cost(tokens: int, shapes: Sequence[tuple[int, int]]) -> int:
     """About how many operations `feature_sums` takes.
 
     Args:
-        tokens: how many.
+        tokens: Their number.
         shapes: layers and hidden size of each side.
     """
     return 2 * tokens * sum(pair.numbers for pair in wanted_pairs(shapes))
@@ -517,8 +517,8 @@ def products_of(*blocks: Block, sides: Sequence[Centring], pairs: Sequence[Pair]
 
     Args:
         blocks: (tokens, layers, hidden) of each side.
-        sides: how each is centred.
-        pairs: of layers.
+        sides: Centring of each side.
+        pairs: Pairs of layers.
     """
     centred = [side.apply(block) for side, block in zip(sides, blocks, strict=True)]
     products = [product(centred[p.side][:, p.layer], centred[p.other][:, p.layers]) for p in pairs]
@@ -594,7 +594,7 @@ def cheaper_form(tokens: int, shapes: Sequence[Shape]) -> Form:
     """The form that takes fewer operations; it depends on nothing but its arguments.
 
     Args:
-        tokens: how many.
-        shapes: of one side or of two.
+        tokens: Their number.
+        shapes: Shapes of one side or of two.
     """
     return min((FEATURES, GRAM), key=lambda form: form.cost(tokens, shapes))

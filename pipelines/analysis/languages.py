@@ -60,7 +60,7 @@ def centroids(x: Vectors, groups: Groups, count: int) -> npt.NDArray[np.float64]
     Args:
         x: (texts, hidden)
         groups: (texts,) number of each text's group; every group has a text.
-        count: of groups.
+        count: Number of groups.
     """
     return np.stack([x[groups == g].mean(axis=0, dtype=np.float64) for g in range(count)])
 
@@ -71,7 +71,7 @@ def between_share(x: Vectors, groups: Groups, count: int) -> float:
     Args:
         x: (texts, hidden)
         groups: (texts,)
-        count: of groups.
+        count: Number of groups.
 
     Returns:
         Sum of squares between centroids over that of all texts; NaN where texts do not vary.
@@ -93,8 +93,8 @@ def v_measure(x: Vectors, groups: Groups, count: int, seed: int) -> float:
     Args:
         x: (texts, hidden)
         groups: (texts,)
-        count: of groups.
-        seed: of the starts.
+        count: Number of groups.
+        seed: Seed of the starts.
     """
     from sklearn.cluster import KMeans
     from sklearn.metrics import v_measure_score
@@ -134,7 +134,7 @@ def retrieved(x: Vectors, groups: Groups, count: int) -> float:
     Args:
         x: (texts, hidden)
         groups: (texts,) as many of each.
-        count: of groups.
+        count: Number of groups.
 
     Returns:
         Mean over the ordered pairs of groups, and their texts.
@@ -308,11 +308,11 @@ def languages_of_groups(
     Args:
         read: gives the vectors of a layer.
         groups: for each group, (its texts,) rows of these vectors.
-        names: of the groups.
+        names: Names of the groups.
         layers: numbers of the layers.
-        translations: whether the n-th text of each group says the same as the n-th of all others.
-        seed: of halves and starts.
-        name: what it is of, for titles.
+        translations: Whether the n-th text of each group says the same as the n-th of all others.
+        seed: Seed of halves and starts.
+        name: Name of its subject, for titles.
 
     Raises:
         InputError: fewer than two groups, too few texts in one, or translations that are not as

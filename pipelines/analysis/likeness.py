@@ -121,8 +121,8 @@ def alike(groups: Groups, *, explained: bool = False) -> Alike:
     """How alike the vectors of each group are.
 
     Args:
-        groups: that are read.
-        explained: whether the variance is asked for too; NaN where not.
+        groups: Groups that are read.
+        explained: Whether the variance is asked for too; NaN where not.
 
     Raises:
         NonFiniteError: NaN or infinity in the vectors.
@@ -138,7 +138,7 @@ def common(groups: Groups) -> Common:
     """Sums over all vectors of the groups.
 
     Args:
-        groups: that are read.
+        groups: Groups that are read.
     """
     shared: Common = compute(tree_reduce(groups.blocks, _common, Common.merge))
     return shared

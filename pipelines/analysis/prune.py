@@ -128,7 +128,7 @@ class Replay:
     """Outputs of an encoder's layers in the last whole pass.
 
     Args:
-        layers: of the encoder, from the bottom up.
+        layers: Layers of the encoder, from the bottom up.
 
     Attributes:
         start: number of the first layer that computes, from 0: those below give what is kept, and
@@ -374,8 +374,8 @@ def pruning(
         scored: other items, for the curve.
         orders: random orders that stand beside it.
         precision: arithmetic of the forward passes.
-        seed: of the random orders.
-        name: what it is of, for titles.
+        seed: Seed of the random orders.
+        name: Name of its subject, for titles.
 
     Raises:
         InputError: it is not known where the family has its attention heads, there are no items,

@@ -107,7 +107,7 @@ def sampled_rows(available: int, most: int | None, seed: int | Sequence[int]) ->
     Args:
         available: rows that there are.
         most: rows of the sample; None takes all.
-        seed: of the sample, which depends on nothing else.
+        seed: Seed of the sample, which depends on nothing else.
     """
     drawn = np.arange(available)
     if most is None or available <= most:

@@ -240,9 +240,9 @@ def relations_of_maps(
     Args:
         chosen_on: sentences on which both are chosen; one is held at a time.
         scored_on: others, on which they are scored.
-        name: what it is of, for titles.
+        name: Name of its subject, for titles.
         n_cut: sentences that were left out because their window does not hold them, for the record.
-        seed: of the bootstrap.
+        seed: Seed of the bootstrap.
 
     Raises:
         InputError: no relation has enough examples.

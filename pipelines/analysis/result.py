@@ -510,7 +510,7 @@ def read_analysis(path: Path, result: type[R], again: str | None = None) -> Anal
     """Read an analysis that a command kept.
 
     Args:
-        path: of the file.
+        path: Path of the file.
         result: class of its result.
         again: the command that makes it, for the messages.
 
@@ -528,7 +528,7 @@ def read_analyses(
     """The analyses of a kind that a workspace keeps, by the file inside of it.
 
     Args:
-        workspace: that they are of.
+        workspace: Workspace that they are of.
         result: class of their results.
         left_out: see `read_current`.
     """

@@ -213,11 +213,13 @@ def rsa_of_arrays(
 
     Args:
         splits: by name; all with the same layers.
-        n_tokens: of a sample, drawn without replacement; of a split that has no more, all enter.
+        n_tokens: Number of tokens of a sample, drawn without replacement; of a split that has no
+            more, all enter.
         repeats: samples of a split, drawn independently.
-        seed: of the samples; they depend on it, on the repeat and on the number of tokens alone.
+        seed: Seed of the samples; they depend on it, on the repeat and on the number of tokens
+            alone.
         scheduler: ``threads``, ``processes`` or ``tcp://host:port``; the result is the same.
-        names: what x and y are, for titles.
+        names: Names of x and y, for titles.
         layers_x: layer numbers of x; 0, 1, … by default.
         layers_y: layer numbers of y; 0, 1, … by default.
 

@@ -142,7 +142,7 @@ def in_order(split: ActivationSplit, name: str) -> NDArray[np.generic]:
 
     Args:
         split: with the array.
-        name: of the array.
+        name: Name of the array.
 
     Returns:
         (tokens, …) values of the real tokens.

@@ -115,7 +115,7 @@ def sample_uses(
         vocabulary: what ids are.
         most: uses of all words together.
         of_word: uses of a word.
-        seed: of the sample.
+        seed: Seed of the sample.
 
     Raises:
         InputError: no word has enough uses.
@@ -196,7 +196,7 @@ def sample_windows(special: NDArray[np.bool_], lengths: Rows, most: int, seed: i
         special: (tokens,) of windows behind one another.
         lengths: (windows,) tokens of each window.
         most: tokens of all together; one window there is in any case.
-        seed: of the sample.
+        seed: Seed of the sample.
     """
     ends = np.cumsum(lengths)
     samples: list[Rows] = []
@@ -220,7 +220,7 @@ def sample_positions(lengths: Rows, positions: Sequence[int], most: int, seed: i
         lengths: (windows,) tokens of each window.
         positions: counted from the beginning of a window.
         most: windows.
-        seed: of the sample.
+        seed: Seed of the sample.
     """
     starts = np.cumsum(lengths) - lengths
     order = np.random.default_rng(seed).permutation(len(lengths))

@@ -44,7 +44,7 @@ def at_most(wrong: int, sampled: int, examples: int) -> float:
     Args:
         wrong: examples of the sample that are wrong.
         sampled: examples of the sample.
-        examples: of the split.
+        examples: Examples of the split.
     """
     from scipy.stats import beta
 
@@ -129,8 +129,8 @@ def audit_split(
     Args:
         split: a complete one.
         reference: what it should hold.
-        sample: how many examples, drawn without putting back.
-        seed: of the sample.
+        sample: Number of examples, drawn without putting back.
+        seed: Seed of the sample.
         tolerance: what the encoder may give otherwise, in parts of a state's distance from the
             mean; by default that of the reference.
 

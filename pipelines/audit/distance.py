@@ -61,7 +61,7 @@ def distances(one: Tensor, other: Tensor, measure: Yardstick, layers: list[int])
     Args:
         one: (tokens, layers, hidden).
         other: (tokens, layers, hidden), those that should be there.
-        measure: of the sample.
+        measure: Measure of the sample.
         layers: (layers,) which hidden states ``other`` are.
 
     Returns:
@@ -93,7 +93,7 @@ def allowed(
     Args:
         again: the computed states as the encoding keeps them (see `encoded_again`).
         computed: (tokens, layers, hidden) of the stored layers.
-        measure: of the sample.
+        measure: Measure of the sample.
         layers: (layers,) which hidden states they are.
         tolerance: what the encoder may give otherwise.
 
@@ -311,7 +311,7 @@ def diagnose(
 
     Args:
         case: the example.
-        measure: of the sample.
+        measure: Measure of the sample.
         completed: computes it with special tokens that it may lack: kind, words, and states (tokens
             of the example, stored layers, hidden).
         others: of other examples with as many tokens, name and states likewise.

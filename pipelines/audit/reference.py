@@ -143,7 +143,7 @@ def of_model(
     Args:
         split: with ``input_ids``.
         model: folder or hub name.
-        tokenizer: of another folder or name; by default the model's own.
+        tokenizer: Tokenizer of another folder or name; by default the model's own.
         layers: which hidden state each stored layer is; None where their indices say it.
 
     Raises:

@@ -24,8 +24,8 @@ def require_config(folder: Path, name: str) -> Path:
     """The configuration file of a checkpoint.
 
     Args:
-        folder: of the checkpoint.
-        name: what messages call it.
+        folder: Folder of the checkpoint.
+        name: Its name in messages.
 
     Raises:
         InputError: there is none.

@@ -69,7 +69,7 @@ class Encoder:
         layers: what to give out of each window: of ``all`` its tokens, or of poolings of them, the
             indices of the hidden states, ascending; 0 is the embedding output. The index after the
             last layer is the pooler output, of a model that has one, and stands with ``cls`` alone.
-        precision: of the forward pass.
+        precision: Precision of the forward pass.
         sites: names of sites (see `sites.names`), which then stand in the place of the hidden
             states: ``layers`` counts them from 0.
         alone: Whether each window is computed by itself, by the model's own forward pass: slower,
@@ -203,7 +203,7 @@ class Encoder:
         """Hidden states of some windows, one window after another.
 
         Args:
-            windows: of a split. Items that one window holds are computed each by itself.
+            windows: Windows of a split. Items that one window holds are computed each by itself.
             rows: (batch,) which of them.
 
         Returns:

@@ -95,7 +95,7 @@ def packed_attention(
         value: likewise.
         attention_mask: none is needed.
         packing: which tokens are a window.
-        scaling: of the scores.
+        scaling: Scaling of the scores.
 
     Returns:
         (1, tokens, heads, channels), and no weights.
@@ -132,7 +132,7 @@ class PackedForward:
         model: an encoder that `can_pack`; it is cast, and cut after the last wanted layer.
         wanted: indices of the hidden states that are wanted; the one after the last layer is the
             pooler output.
-        precision: of the forward pass.
+        precision: Precision of the forward pass.
         sites: names of sites, which then stand in the place of the hidden states: ``wanted`` counts
             them from 0.
     """
@@ -184,7 +184,7 @@ class PackedForward:
         """Compute some windows, and hand each hidden state on at once.
 
         Args:
-            windows: of a split.
+            windows: Windows of a split.
             rows: (batch,) which of them.
             kept: takes the hidden states; None drops them.
         """
@@ -297,7 +297,7 @@ class PaddedForward:
         """Compute some windows, and hand their hidden states on group by group.
 
         Args:
-            windows: of a split.
+            windows: Windows of a split.
             rows: (batch,) which of them.
             kept: takes the hidden states; None drops them.
 

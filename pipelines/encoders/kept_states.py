@@ -19,8 +19,8 @@ def check_poolings(poolings: Sequence[TokenPooling], tokenizer: Any) -> None:
     """Refuse poolings for which an encoder's windows have no token.
 
     Args:
-        poolings: that are asked for.
-        tokenizer: of the encoder.
+        poolings: Poolings that are asked for.
+        tokenizer: Tokenizer of the encoder.
 
     Raises:
         InputError: cls or sep, and windows do not begin, or end, with a special token.
@@ -46,7 +46,7 @@ class KeptStates:
 
     Args:
         layers: by what is kept of each window, the indices of the hidden states, ascending.
-        hidden_size: of a hidden state.
+        hidden_size: Hidden size of a hidden state.
         where: they are kept.
     """
 

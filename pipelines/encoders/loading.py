@@ -64,7 +64,7 @@ def fetch(name: str, revision: str | None, *, weights: bool = True) -> Path:
     """The folder of a checkpoint of the hub, downloaded or in the cache.
 
     Args:
-        name: on the hub.
+        name: Name on the hub.
         revision: branch, tag or commit; None is the newest.
         weights: bring them too.
 
@@ -94,8 +94,8 @@ def remote_weight_names(folder: Path, name: str) -> list[str]:
     They are in the index of its parts, or in the header of its one file, which is read alone.
 
     Args:
-        folder: as of `fetch`.
-        name: on the hub.
+        folder: As in `fetch`.
+        name: Name on the hub.
 
     Raises:
         InputError: it has no safetensors weights, or they cannot be reached.
@@ -125,8 +125,8 @@ def read_config(folder: Path, name: str) -> PreTrainedConfig:
     """The configuration of a checkpoint of an encoder of text.
 
     Args:
-        folder: of the checkpoint.
-        name: what messages call it.
+        folder: Folder of the checkpoint.
+        name: Its name in messages.
 
     Raises:
         InputError: there is none, it cannot be read without the checkpoint's own code, or it is of
@@ -244,7 +244,7 @@ def load_model(folder: Path, model_class: type[Any] = AutoModel, **options: Any)
     global generator: seed it. Of an encoder alone a pooler that the checkpoint lacks is left out.
 
     Args:
-        folder: of the checkpoint.
+        folder: Folder of the checkpoint.
         model_class: ``AutoModel`` for the encoder alone, or an ``AutoModelFor…`` of transformers.
         **options: settings of its configuration beside the checkpoint's own.
 
@@ -298,8 +298,8 @@ def new_model(
     """An encoder with random weights, as its own library initialises them: an untrained twin.
 
     Args:
-        config: of the encoder.
-        model_class: as of `load_model`.
+        config: Configuration of the encoder.
+        model_class: As in `load_model`.
         seed: decides all weights; torch's global generator is left as it was.
         **options: settings of its configuration beside ``config``'s own.
 
@@ -339,8 +339,9 @@ def dimensions(config: PreTrainedConfig, tokenizer: Any = None) -> Dimensions:
     """Sizes of an encoder, as its configuration and its architecture have them.
 
     Args:
-        config: of the encoder.
-        tokenizer: of the encoder; where its own limit is lower, that is the longest window.
+        config: Configuration of the encoder.
+        tokenizer: Tokenizer of the encoder; where its own limit is lower, that is the longest
+            window.
     """
     with _transformers_errors(f"a {config.model_type}"), torch.device("meta"):
         model = AutoModel.from_config(config, trust_remote_code=False)

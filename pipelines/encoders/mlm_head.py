@@ -52,8 +52,8 @@ class MlmHead:
         """Input of the decoder, (tokens, width), from (tokens, hidden) states.
 
         Args:
-            place: of their layer on the layer axis; this head is the same for all.
-            states: of some tokens.
+            place: Place of their layer on the layer axis; this head is the same for all.
+            states: States of some tokens.
         """
         with torch.inference_mode():
             given = torch.from_numpy(np.ascontiguousarray(states)).unsqueeze(0)
@@ -76,8 +76,8 @@ def load_masked_model(folder: Path, name: str) -> PreTrainedModel:
     """Load a checkpoint with the MLM head that it was pretrained with.
 
     Args:
-        folder: of the checkpoint.
-        name: what messages call it.
+        folder: Folder of the checkpoint.
+        name: Its name in messages.
 
     Raises:
         InputError: the family has no MLM head, or the checkpoint lacks its weights.
@@ -102,8 +102,8 @@ def load_mlm_head(folder: Path, name: str) -> MlmHead:
     """Load the MLM head of a checkpoint, and hold it to the model's own logits.
 
     Args:
-        folder: of the checkpoint.
-        name: what messages call it.
+        folder: Folder of the checkpoint.
+        name: Its name in messages.
 
     Raises:
         InputError: as `load_masked_model`, or its logits are not a linear decoder's of the last
@@ -129,8 +129,8 @@ def taken_apart(model: PreTrainedModel, name: str) -> tuple[PreTrainedModel, nn.
     """The head of a masked language model, which is of no other use afterwards.
 
     Args:
-        model: of `load_masked_model`.
-        name: what messages call it.
+        model: Model of `load_masked_model`.
+        name: Its name in messages.
 
     Returns:
         The model without its encoder, which gives what the decoder would read for ``inputs_embeds``

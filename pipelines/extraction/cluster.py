@@ -57,7 +57,7 @@ def write_shards(
     """Compute and write shards, except those that are committed already.
 
     Args:
-        job: what decides the activations.
+        job: Job that decides the activations.
         grants: the right to write each split.
         shards: by number, the splits that lack it.
 
@@ -170,7 +170,7 @@ class ClusterWork:
 
     Args:
         writers: by what they keep of a window; their locks are held by this process.
-        job: what decides the activations.
+        job: Job that decides the activations.
         scheduler: address of the cluster, ``tcp://host:port``.
 
     Attributes:

@@ -36,7 +36,7 @@ def order_seed(workspace: Workspace, split: str) -> int | None:
     """The seed that permutes the stored order of a split of the data; None keeps that of the data.
 
     Args:
-        workspace: whose seed it is.
+        workspace: Workspace whose seed it is.
         split: only what is trained on is stored in another order.
     """
     return workspace.config.finetune.seed if split in ("train", "all") else None
@@ -54,9 +54,9 @@ def split_contents(
     """The plan of a split, and everything beside the activations.
 
     Args:
-        task: of the data.
-        windows: of the split, in the order of the data.
-        items: that they were made from.
+        task: Task of the data.
+        windows: Windows of the split, in the order of the data.
+        items: Items that they were made from.
         tokens: which are kept.
         seed: permutes the stored order; None keeps that of the data.
         shard_tokens: Capacity of a shard; None takes what suits the tokens.

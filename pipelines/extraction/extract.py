@@ -64,11 +64,11 @@ def extract(
 
     Args:
         workspace: with the snapshot; ``0e`` and ``untrained`` are made where they are missing.
-        tag: which snapshot.
-        options: what is kept, and how.
+        tag: Tag of the snapshot.
+        options: Options of what is kept, and how.
         shards: which to write, of those that are missing; all of them by default.
         mend: write everything beside the shards again, and ``shards`` even where they are there.
-        lossy: whether a pooling may be taken of stored tokens in a lossy encoding.
+        lossy: Whether a pooling may be taken of stored tokens in a lossy encoding.
         **changes: fields of `ExtractOptions` that differ from ``options``.
 
     Raises:
@@ -115,7 +115,7 @@ def _warn_of_errors(written: Extracted, encoding: str, told: set[tuple[str, str]
 
     Args:
         written: a split.
-        encoding: of it.
+        encoding: Encoding of it.
         told: what was said: poolings and kinds of token; gets those that are said now.
     """
     pooling = StoredName.parse(written.split).tokens
@@ -212,7 +212,7 @@ def repair(workspace: Workspace, tag: str, split: str) -> Repaired:
 
     Args:
         workspace: with the store and the snapshot.
-        tag: of the snapshot.
+        tag: Tag of the snapshot.
         split: its name.
 
     Raises:

@@ -51,13 +51,13 @@ def ensure_features(
         workspace: with the snapshots; ``0e`` and ``untrained`` are made where they are missing.
         tags: the snapshots.
         dataset: an added data set; None is the workspace's own data.
-        splits: of the data.
+        splits: Splits of the data.
         poolings: Some of `poolings.POOLINGS`.
-        layers: that must be there; None is every hidden state, without the pooler's output. Where
-            nothing is stored yet all are extracted.
-        encoding: of what is missing, and asked of what is stored; None is int8 for what is
+        layers: Layers that must be there; None is every hidden state, without the pooler's output.
+            Where nothing is stored yet all are extracted.
+        encoding: Encoding of what is missing, and asked of what is stored; None is int8 for what is
             missing, and takes what is stored as it is.
-        precision: of the forward pass; ``auto`` takes what is stored as it is.
+        precision: Precision of the forward pass; ``auto`` takes what is stored as it is.
         scheduler: see `extract`.
 
     Raises:

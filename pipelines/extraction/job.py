@@ -67,7 +67,7 @@ def load_encoder(
 
     Args:
         workspace: with the snapshot.
-        tag: of the snapshot.
+        tag: Tag of the snapshot.
         options: which tokens and layers, or sites, to keep of each window, and the precision.
         alone: Whether each window is computed by itself (see `Encoder`).
 
@@ -108,7 +108,7 @@ def check_lengths(longest: int, windows: Windows) -> None:
 
     Args:
         longest: tokens of a window.
-        windows: of a split.
+        windows: Windows of a split.
 
     Raises:
         InputError: one is.

@@ -18,7 +18,7 @@ def needed_layers(choice: LayerChoice, poolings: Sequence[TokenPooling], depth: 
 
     Args:
         choice: of the inputs.
-        poolings: of the tokens.
+        poolings: Poolings of the tokens.
         depth: transformer layers of the encoder.
 
     Raises:
@@ -34,9 +34,9 @@ def kept_layers(
     """Indices of the hidden states to keep, ascending.
 
     Args:
-        layers: what was asked; negative ones count from the end; None is all there is.
-        num_hidden_layers: of the encoder.
-        pooler: whether the snapshot has one.
+        layers: Layers that were asked for; negative ones count from the end; None is all there is.
+        num_hidden_layers: Number of layers of the encoder.
+        pooler: Whether the snapshot has one.
         tokens: which are kept; only beside the [CLS] alone stands the pooler output, as the last.
 
     Raises:
@@ -116,7 +116,7 @@ def parse_concat(text: str, depth: int, *, option: str = "--concat") -> Layers:
         text: two layers or more between ``+``: ``first``, the output of the first transformer
             layer, ``last`` or numbers.
         depth: transformer layers of the encoder.
-        option: that the text was given by, for the message.
+        option: Option that the text was given by, for the message.
 
     Raises:
         InputError: it does not name two different layers or more.

@@ -94,7 +94,7 @@ class PooledSplit:
         """Pooled hidden states, decoded some at a time, so that memory stays bounded.
 
         Args:
-            layers: as of `features`.
+            layers: As in `features`.
 
         Yields:
             (block,) numbers of the windows in the order of the data, and their (block, layers,

@@ -45,8 +45,8 @@ class ShardWork:
 
     Args:
         writers: by what they keep of a window; all have the same plan.
-        windows: of the split, in the order of the data.
-        source: of hidden states, the encoder most often; it gives out what the writers keep.
+        windows: Windows of the split, in the order of the data.
+        source: Source of hidden states, the encoder most often; it gives out what the writers keep.
         nonfinite: what to do about NaN and infinity (see `encode`).
 
     Attributes:

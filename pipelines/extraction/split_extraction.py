@@ -72,7 +72,7 @@ class ExtractionCost:
     noted nothing is written. The caller holds the split's lock.
 
     Args:
-        path: of the record.
+        path: Path of the record.
         fresh: the split is created by this call; what an earlier one cost does not count.
         started: `time.perf_counter` of when this call took up the split.
         new: the record before anything was extracted.
@@ -104,7 +104,7 @@ class ExtractionCost:
         """Count a shard that was committed.
 
         Args:
-            record: of the shard.
+            record: Record of the shard.
             encoder_seconds: spent computing by this call so far.
         """
         self._noted = True
@@ -402,8 +402,8 @@ def calibrate(
     """Channel statistics of a sample of a split's windows, and the error that they leave.
 
     Args:
-        encoder: of the snapshot, or what stands for it.
-        windows: of the split.
+        encoder: Encoder of the snapshot, or what stands for it.
+        windows: Windows of the split.
         encoding: a quantised one.
         special: vocabulary indices of the tokenizer's special tokens.
         nonfinite: what to do about tokens with NaN or infinity: refuse them, or leave them out.

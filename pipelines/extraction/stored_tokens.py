@@ -133,7 +133,7 @@ class StoredTokens:
         """Poolings of some windows, computed by Dask, a task for each stored shard.
 
         Args:
-            windows: of the split.
+            windows: Windows of the split.
             rows: (batch,) which of them.
 
         Returns:
@@ -207,7 +207,7 @@ def pooled_layers(
     Args:
         workspace: with the snapshot.
         job: the extraction, with the layers that were asked for.
-        pooling: whose they are.
+        pooling: Pooling that they are of.
 
     Raises:
         InputError: the encoder has no such hidden state.
@@ -296,8 +296,8 @@ def plan_jobs(
     Args:
         workspace: with the store.
         jobs: one for each split of the data, without sources.
-        lossy: whether tokens in a lossy encoding may be pooled at all.
-        mend: whether parts of what is complete are written again.
+        lossy: Whether tokens in a lossy encoding may be pooled at all.
+        mend: Whether parts of what is complete are written again.
 
     Raises:
         ProvenanceError: the tokens that a split was begun from are gone.
@@ -341,7 +341,7 @@ def load_sources(
 
     Args:
         workspace: with the snapshot and the store.
-        jobs: of one snapshot, as `plan_jobs` gives them.
+        jobs: Jobs of one snapshot, as `plan_jobs` gives them.
 
     Raises:
         InputError: the encoder has no such hidden state, or no token for a pooling.
@@ -365,7 +365,7 @@ def find_tokens(
     Args:
         workspace: with the store.
         job: the extraction.
-        pooling: that it is to give.
+        pooling: Pooling that it is to give.
 
     Returns:
         The split; None where there is none, or it cannot give the pooling, which is logged.
@@ -398,7 +398,7 @@ def open_tokens(workspace: Workspace, job: ExtractionJob, pooling: TokenPooling)
     Args:
         workspace: with the store.
         job: the extraction.
-        pooling: that it is to give.
+        pooling: Pooling that it is to give.
 
     Raises:
         StoreNotFoundError: nothing is stored.

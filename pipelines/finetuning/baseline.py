@@ -29,7 +29,7 @@ def evaluate_bert(workspace: Workspace, tag: str) -> BertScores:
 
     Args:
         workspace: where the snapshot is.
-        tag: which snapshot.
+        tag: Tag of the snapshot.
 
     Returns:
         The contents of ``bert/<tag>/metrics.json``: for each rule of the task (see `Scores`) the
@@ -54,10 +54,10 @@ def kept_scores(
 
     Args:
         workspace: with the snapshot.
-        tag: of the snapshot.
+        tag: Tag of the snapshot.
         folder: with ``metrics.json``; files in it that are damaged are removed.
-        kind: of the record.
-        command: what makes it again, for messages.
+        kind: Kind of the record.
+        command: Command that makes it again, for messages.
 
     Raises:
         StoreNotFoundError: there is no such snapshot.

@@ -263,7 +263,7 @@ def finetune_on(
     They take each step together: its batches are shared out, and gradients are summed.
 
     Args:
-        devices: how many processes, at least 2; where there are GPUs, no more than these.
+        devices: Number of processes, at least 2; where there are GPUs, no more than these.
         root: see `finetune.finetune`.
         options: likewise.
         resume: likewise.

@@ -36,10 +36,10 @@ class FrozenLayers:
     """Hidden state k of the training windows, and the layers above it.
 
     Args:
-        workspace: that is fine-tuned.
-        layers: how many lower layers are frozen, k.
-        precision: of the training: float32 states are kept for 32, bfloat16 for bf16, in which
-            the layers above would round them anyway.
+        workspace: Workspace that is fine-tuned.
+        layers: Number of lower layers that are frozen, k.
+        precision: Precision of the training: float32 states are kept for 32, bfloat16 for bf16, in
+            which the layers above would round them anyway.
     """
 
     def __init__(self, workspace: Workspace, layers: int, precision: Precision) -> None:
@@ -97,7 +97,7 @@ class FrozenLayers:
             model: the whole encoder, at its start; left in evaluation mode.
             batch: some windows.
             rows: (batch,) their numbers in the data.
-            precision: of the forward passes.
+            precision: Precision of the forward passes.
 
         Raises:
             InputError: it does not.

@@ -64,8 +64,8 @@ def keep_logits(workspace: Workspace, tag: str, splits: Sequence[str]) -> list[K
 
     Args:
         workspace: with the snapshot.
-        tag: of the snapshot.
-        splits: of the workspace's own data.
+        tag: Tag of the snapshot.
+        splits: Splits of the workspace's own data.
 
     Returns:
         What is kept, in the order of ``splits``.
@@ -110,12 +110,12 @@ def logits_on(
     """A snapshot's logits, read or made, and the wall time of the forward passes in seconds.
 
     Args:
-        workspace: whose windows they are of.
-        tag: of the snapshot.
-        split: of the workspace's own data.
-        snapshot: that leaves them.
-        task: that it was fine-tuned for.
-        command: what makes them, for messages.
+        workspace: Workspace whose windows they are of.
+        tag: Tag of the snapshot.
+        split: Split of the workspace's own data.
+        snapshot: Snapshot that leaves them.
+        task: Task that it was fine-tuned for.
+        command: Command that makes them, for messages.
         folder: where they are kept; None is the encoder's own.
         where: device that it is run on, in float32; None is this machine's accelerator, and the
             precision of the workspace.
@@ -273,7 +273,7 @@ def check_teacher(workspace: Workspace) -> TeacherFile | None:
     """The logits of the teacher that a workspace's settings name; None where they name none.
 
     Args:
-        workspace: of the student; it may be planned and not yet made.
+        workspace: Workspace of the student; it may be planned and not yet made.
 
     Raises:
         WorkspaceError: the teacher or its logits are not there.
@@ -313,8 +313,8 @@ def teacher_of(workspace: Workspace, windows: Windows) -> Teacher | None:
     """The teacher that a workspace's settings name, with its logits; None where they name none.
 
     Args:
-        workspace: of the student.
-        windows: that the student is trained on.
+        workspace: Workspace of the student.
+        windows: Windows that the student is trained on.
 
     Raises:
         WorkspaceError: the teacher's logits are not there, damaged, or of other windows.

@@ -63,7 +63,7 @@ def quantise(workspace: Workspace, tag: str) -> QuantisedScores:
 
     Args:
         workspace: with the snapshot.
-        tag: of the snapshot.
+        tag: Tag of the snapshot.
 
     Returns:
         The contents of ``quantised/<tag>/metrics.json``.
@@ -100,7 +100,7 @@ def quantised(model: PreTrainedModel) -> tuple[PreTrainedModel, dict[str, nn.Lin
     """A copy of a model with its encoder's linear layers in 8 bits, on the CPU.
 
     Args:
-        model: in float32; left as it is.
+        model: Model in float32; left as it is.
 
     Returns:
         The copy, in evaluation mode, and the layers of ``model`` that are quantised, by name.
@@ -179,7 +179,7 @@ def measure_latency(
         workspace: with the snapshot and the heads.
         trained: for each head the snapshot that it was trained on, and its run's name.
         tag: snapshot of the encoder.
-        windows: of dev, evenly spread; all where there are fewer.
+        windows: Windows of dev, evenly spread; all where there are fewer.
         batch_size: windows of a forward pass.
         rounds: in each of which every system answers all windows; one more goes before them.
         precision: arithmetic of all: auto, 32 or bf16; with ``in_8_bits`` auto is 32.

@@ -56,7 +56,7 @@ class ArrowFolder(Source):
 
     Args:
         folder: with ``state.json`` and ``data-*.arrow``.
-        column: of the hidden states; by default the only one of nested lists of floats.
+        column: Column of the hidden states; by default the only one of nested lists of floats.
 
     Raises:
         InputError: a file is missing or damaged, or it is not clear which column is meant.
@@ -270,8 +270,8 @@ class ArrowTarget(Target):
     """A file of rows for each shard, in stored order: ``id``, ``hidden_states``, and the rest.
 
     Args:
-        folder: to write to.
-        content: what is exported.
+        folder: Folder to write to.
+        content: Content that is exported.
 
     Raises:
         InputError: an example has more values than a row of Arrow holds.

@@ -50,7 +50,7 @@ class Content:
     Args:
         split: a complete one.
         dtype: float16 or float32.
-        layers: of it, by index or name; None is all.
+        layers: Layers of it, by index or name; None is all.
 
     Raises:
         IncompleteSplitError: shards are missing.

@@ -74,9 +74,9 @@ def export_split(
 
     Args:
         split: a complete one.
-        folder: to write to; it must be empty, or hold the same export.
-        kind: of the files.
-        dtype: of the hidden states; float16 and float32 hold int8's to well below its error.
+        folder: Folder to write to; it must be empty, or hold the same export.
+        kind: Kind of the files.
+        dtype: Type of the hidden states; float16 and float32 hold int8's to well below its error.
         layers: indices or names; None is all.
 
     Raises:

@@ -56,9 +56,9 @@ def find_source(
             saved, an ``.npy`` file or a file of bare numbers.
         lengths: ``.npy`` with the tokens of each sample; of one array alone.
         input_ids: ``.npy`` with the token ids; of one array alone.
-        dtype: of the numbers of a file without a header.
-        shape: of a file without a header.
-        column: of an Arrow data set that has the hidden states.
+        dtype: Type of the numbers of a file without a header.
+        shape: Shape of a file without a header.
+        column: Column of an Arrow data set that has the hidden states.
         kind: Kind of files to read in a folder, one of `KINDS`; None where it has one kind alone.
 
     Raises:
@@ -218,17 +218,17 @@ def import_source(
     must begin with the same sample, whose digest stands in the provenance.
 
     Args:
-        store: where to.
-        tag: of the split.
+        store: Its place.
+        tag: Tag of the split.
         split: its name.
-        source: of the samples.
+        source: Source of the samples.
         layers: what the layers are; by default what the files say, else ``stored 0``, ``stored 1``.
-        encoding: of the store.
-        compression: of the store.
+        encoding: Encoding of the store.
+        compression: Compression of the store.
         shard_tokens: capacity of a shard; by default what suits the longest sample.
         permute: seed of a permutation of the stored order.
-        model: whose hidden states they are; by default what the files say.
-        skip_bad: leave out what is damaged, and count it.
+        model: Model whose hidden states they are; by default what the files say.
+        skip_bad: Leave out what is damaged, and count it.
 
     Raises:
         InputError: a sample is damaged or of another shape than the others, or the split holds

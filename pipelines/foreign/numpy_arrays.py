@@ -49,9 +49,9 @@ class NumpyArray(Source):
         lengths: (samples,) tokens of each; where they add up to the first axis, it is flat. An
             array of three axes may be either, and needs them, or ids of (samples, seq).
         input_ids: as the first axes of ``states``, or None.
-        keys: of the samples; by default their numbers.
+        keys: Keys of the samples; by default their numbers.
         beside: other arrays by name: ``labels.NAME`` (samples, …), others as the tokens lie.
-        is_bfloat16: whether ``states`` holds the bits of bfloat16, as 16-bit numbers.
+        is_bfloat16: Whether ``states`` holds the bits of bfloat16, as 16-bit numbers.
 
     Raises:
         InputError: the shapes do not belong together.
@@ -240,8 +240,8 @@ class NumpyTarget(Target):
     a file beside it. It gets its own name when it is whole.
 
     Args:
-        folder: to write to.
-        content: what is exported.
+        folder: Folder to write to.
+        content: Content that is exported.
 
     Raises:
         InputError: what an interrupted export left is damaged.

@@ -43,7 +43,7 @@ class SafetensorsFolder(Source):
     spent on the others.
 
     Args:
-        folder: of the files.
+        folder: Folder of the files.
 
     Raises:
         InputError: two files have the same key.
@@ -114,8 +114,8 @@ class SafetensorsTarget(Target):
     becomes a path. The key itself is among the file's metadata.
 
     Args:
-        folder: to write to.
-        content: what is exported.
+        folder: Folder to write to.
+        content: Content that is exported.
 
     Raises:
         InputError: a file that is there is not of this export.

@@ -79,7 +79,7 @@ def as_layers(name: str, states: Tensor) -> Tensor:
     """States of one sample as (seq, layers, hidden): what has no axis of layers has one layer.
 
     Args:
-        name: of the sample, for the message.
+        name: Name of the sample, for the message.
         states: (seq, layers, hidden) or (seq, hidden).
 
     Raises:
@@ -104,7 +104,7 @@ def sample_of(name: str, tensors: Mapping[str, Tensor]) -> Sample:
     """A sample out of named tensors, as files with one example have them.
 
     Args:
-        name: of the file, for messages.
+        name: Name of the file, for messages.
         tensors: ``hidden_states``; with it perhaps ``token_ids`` or ``input_ids``, scales of 8-bit
             floats, ``labels.NAME``, and arrays of tokens under any other name. What is none of
             these is left out.

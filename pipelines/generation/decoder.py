@@ -31,10 +31,10 @@ class Chooser:
     neighbours in a batch nor a kill change it.
 
     Args:
-        keys: of the prompts.
+        keys: Keys of the prompts.
         temperature: what logits are divided by; 0 takes the likeliest token.
         top_p: see `nucleus`.
-        seed: of the draws.
+        seed: Seed of the draws.
         before: Changes to the divided logits, in front of the nucleus (see `TextSettings`).
         after: Changes to the logits behind it.
     """
@@ -117,9 +117,9 @@ class Decoder:
     """A model that continues texts, on this machine's device.
 
     Args:
-        model: of ``AutoModelForCausalLM``. It belongs to this object from now on.
+        model: Model of ``AutoModelForCausalLM``. It belongs to this object from now on.
         layers: indices of the hidden states to give, 0 being the embedding output; or of ``sites``.
-        precision: of the forward pass; weights stay float32.
+        precision: Precision of the forward pass; weights stay float32.
         sites: names of sites (see `sites.names`), in the place of hidden states.
 
     Attributes:

@@ -72,7 +72,7 @@ def go_on(
     there. Where half of the rows of a batch have ended, the others go on without them.
 
     Args:
-        prompts: of the batch.
+        prompts: Prompts of the batch.
         decoder: Decoder that continues them.
         choose: their tokens.
         most_new: tokens of a text behind its prompt.
@@ -178,7 +178,7 @@ class Generation:
 
     Args:
         loaded: the decoder.
-        prompts: in the order of the data.
+        prompts: Prompts in the order of the data.
         options: how, and what is kept.
 
     Raises:
@@ -221,8 +221,8 @@ class Generation:
         whole: the same texts come out, and of one batch size on one machine the same bytes.
 
         Args:
-            store: where to.
-            tag: of the split.
+            store: Its place.
+            tag: Tag of the split.
             split: its name.
 
         Raises:
@@ -390,7 +390,7 @@ def generated_texts(split: ActivationSplit, tokenizer: str | None = None) -> lis
     """The texts of a split, in the order of the prompts.
 
     Args:
-        split: that `bertvision generate` wrote, complete.
+        split: Split that `bertvision generate` wrote, complete.
         tokenizer: folder or hub name; by default that of the decoder, where it was.
 
     Raises:

@@ -60,15 +60,15 @@ def read_prompts(
     conversation goes through the tokenizer's chat template, up to where the assistant answers.
 
     Args:
-        source: of texts or conversations (see `tasks.documents`).
+        source: Source of texts or conversations (see `tasks.documents`).
         tokenizer: a fast one.
         task: what the rows are.
-        column: of the texts.
-        split: of the source; None where it has one alone.
+        column: Column of the texts.
+        split: Split of the source; None where it has one alone.
         longest: tokens that the decoder takes.
         model: Decoder that is to read them.
         date: Date that a chat template is told, as YYYY-MM-DD; None is today.
-        skip_bad: leave out rows that are malformed, and prompts without room for an answer.
+        skip_bad: Leave out rows that are malformed, and prompts without room for an answer.
 
     Raises:
         InputError: a row is malformed or too long, or the tokenizer has no chat template.

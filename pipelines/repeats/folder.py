@@ -27,7 +27,7 @@ def seed_folder(root: Path, seed: int) -> Path:
 
     Args:
         root: folder of the method.
-        seed: of the fine-tuning.
+        seed: Seed of the fine-tuning.
     """
     return root / f"{_PREFIX}{seed}"
 

@@ -29,8 +29,8 @@ def repeat(root: Path, options: FinetuneOptions, *, seeds: int) -> None:
 
     Args:
         root: folder of the workspaces.
-        options: of fine-tuning; ``seed`` (0 where it is None) is the first.
-        seeds: how many.
+        options: Options of fine-tuning; ``seed`` (0 where it is None) is the first.
+        seeds: Their number.
 
     Raises:
         WorkspaceError: ``root`` is a workspace itself, or one in it was made with other settings.
@@ -76,7 +76,7 @@ def reseeded(workspace: Workspace, seed: int) -> WorkspaceConfig:
     """The settings of a workspace with another seed, which chooses other parts of the same data.
 
     Args:
-        workspace: whose settings they are.
+        workspace: Workspace whose settings they are.
         seed: the other one.
 
     Raises:

@@ -150,7 +150,7 @@ def is_failed(score: float, trivial: float) -> bool:
     The failed run of Mosbach et al. (2021), whose trivial answer is the majority class.
 
     Args:
-        score: of the run on dev, per cent.
+        score: Score of the run on dev, per cent.
         trivial: of always giving the commonest answer, likewise; 0 for correlations.
     """
     return score <= trivial + _ROUNDING
@@ -163,7 +163,7 @@ def welch(scores: Sequence[float], others: Sequence[float]) -> Difference:
     (s²(a)/n(a) + s²(b)/n(b))² / Σ (s²/n)² / (n − 1), and n − 1 in the variances s².
 
     Args:
-        scores: of the runs of a method, at least one.
+        scores: Scores of the runs of a method, at least one.
         others: of the runs of the method that it is compared with, at least one.
     """
     value = statistics.fmean(scores) - statistics.fmean(others)
@@ -390,7 +390,7 @@ def spread(folders: Sequence[str]) -> dict[str, Any]:
     """Read methods, and compare each with the first.
 
     Args:
-        folders: as of `read_method`, one at least.
+        folders: As in `read_method`, one at least.
 
     Returns:
         See `compare_methods`.

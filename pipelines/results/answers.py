@@ -82,7 +82,7 @@ def per_item(
     Args:
         result: the system.
         predictions: its answers by item id.
-        items: of the split.
+        items: Items of the split.
         metric: ``accuracy`` of classes or of yes or no, ``f1`` or ``exact`` of answers.
 
     Raises:
@@ -131,7 +131,7 @@ def answer_rows(
         system: ``NAME[:TRAINED_ON[:CHECKPOINT]]`` of `systems.find_system`.
         trained_on: snapshot the head was trained on, where several are possible.
         checkpoint: snapshot it was scored on, likewise.
-        split: what was scored.
+        split: Split that was scored.
 
     Returns:
         ``id``, the item's texts, ``gold``, ``answer``, and by metric the item's score in per cent;

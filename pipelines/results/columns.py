@@ -164,7 +164,7 @@ def marked(name: str, row: Mapping[str, Any]) -> str:
     """A system's name, with `MARK` where its threshold was not tuned.
 
     Args:
-        name: as it is shown.
+        name: Name as it is shown.
         row: with ``threshold_tuned_on`` where the system has a threshold that can be tuned.
     """
     return name + MARK if row.get("threshold_tuned_on", "") is None else name

@@ -62,9 +62,9 @@ def compare(
         second: likewise.
         metric: one that both systems have; None is the task's own.
         split: what they were scored on.
-        by: what is drawn: all items of one text, which are not independent, or single items.
-        resamples: how often.
-        seed: of the draws.
+        by: Unit that is drawn: all items of one text, which are not independent, or single items.
+        resamples: Number of resamples.
+        seed: Seed of the draws.
         seeds: ``all`` takes every seed that the systems were trained with, and draws these too.
         beside: the workspace of the second system, which was scored on the same items there.
 
@@ -203,7 +203,7 @@ def sentence(
     Args:
         first: the first system.
         second: the second.
-        metric: that was compared.
+        metric: Metric that was compared.
         d: what came out.
         words: what clusters and items are called.
     """

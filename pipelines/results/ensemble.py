@@ -139,11 +139,11 @@ def ensemble(
     Args:
         workspace: with the systems' logits.
         runs: trained heads.
-        with_bert: whether BERT, at the snapshot of the activations, is a member.
+        with_bert: Whether BERT, at the snapshot of the activations, is a member.
         trained_on: snapshot that the heads were trained on.
         tag: snapshot on whose activations they were scored.
         combine: of the softmaxes, ``max`` or ``mean``.
-        split: what is scored.
+        split: Split that is scored.
 
     Returns:
         The contents of ``ensembles/<tag>/<name>/metrics.json``, and as ``parts`` those of each

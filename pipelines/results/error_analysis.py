@@ -267,9 +267,9 @@ def errors(
         system: ``NAME[:TRAINED_ON[:CHECKPOINT]]`` of `systems.find_system`.
         trained_on: snapshot the head was trained on, where several are possible.
         checkpoint: snapshot it was scored on, likewise.
-        split: what was scored.
-        examples: how many to show of each cell of agreement.
-        seed: of their choice.
+        split: Split that was scored.
+        examples: Number of examples of each cell of agreement.
+        seed: Seed of their choice.
 
     Returns:
         ``system``; ``groups``, by grouping the scores and number of the items of each group, with
@@ -336,9 +336,9 @@ def group_scores(
 
     Args:
         groups: by grouping and name the items of each group.
-        answers: of the system.
+        answers: Answers of the system.
         baseline: BERT's.
-        trivial: whether never answering, or the largest class, is right on each item; its score is
+        trivial: Whether never answering, or the largest class, is right on each item; its score is
             ``trivial`` of a group.
     """
     sides = [("", answers), *([] if baseline is None else [("bert_", baseline)])]

@@ -94,8 +94,8 @@ def read_results(
     """All results on one split.
 
     Args:
-        workspace: that they are of.
-        split: what was scored.
+        workspace: Workspace that they are of.
+        split: Split that was scored.
         left_out: gets a message for each result whose files are damaged, or of other weights than
             there are now, and which is left out.
 

@@ -97,8 +97,8 @@ def read_costs(
     """Costs of results, in their order.
 
     Args:
-        workspace: which they are of.
-        results: of `read_results`; BERT's among them give the retention.
+        workspace: Workspace that they are of.
+        results: Results of `read_results`; BERT's among them give the retention.
         left_out: gets a message for each record of an extraction that is damaged; its costs are
             then unknown.
 
@@ -312,8 +312,8 @@ def read_rows(
     """Rows of all results on a split.
 
     Args:
-        workspace: that they are of.
-        split: what was scored.
+        workspace: Workspace that they are of.
+        split: Split that was scored.
         left_out: see `read_results`.
 
     Raises:

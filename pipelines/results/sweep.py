@@ -56,9 +56,9 @@ def sweep(
         trained_on: snapshots to train on; by default all whose training split is stored.
         checkpoints: snapshots to evaluate on; by default all whose ``split`` is stored.
         fractions: parts of the training examples, nested by seed; 0 is the head untrained.
-        seeds: of initial weights, order, dropout and the choice of examples.
-        options: how to train.
-        split: what is scored.
+        seeds: Seeds of initial weights, order, dropout and the choice of examples.
+        options: Options of training.
+        split: Split that is scored.
         devices: processes that share the heads out among them.
 
     Returns:
@@ -146,11 +146,11 @@ def asked_runs(
     """The runs of a sweep, as they were asked for.
 
     Args:
-        workspace: whose task decides which heads are meant where none is named.
-        heads: as of `sweep`, likewise ``fractions``, ``seeds`` and ``options``.
+        workspace: Workspace whose task decides which heads are meant where none is named.
+        heads: As in `sweep`, likewise ``fractions``, ``seeds`` and ``options``.
         fractions: parts of the training examples.
-        seeds: of each head and part.
-        options: how to train.
+        seeds: Seeds of each head and part.
+        options: Options of training.
 
     Raises:
         UnknownNameError: there is no such head.
@@ -177,9 +177,9 @@ def combinations(
     Args:
         workspace: with the activations.
         runs: with the names that they are kept under (`TrainOptions.named`).
-        trained_on: as of `sweep`, likewise ``checkpoints`` and ``split``.
+        trained_on: As in `sweep`, likewise ``checkpoints`` and ``split``.
         checkpoints: snapshots to evaluate on.
-        split: what is scored.
+        split: Split that is scored.
 
     Raises:
         UnknownNameError: of a snapshot that is named nothing is stored.
@@ -199,7 +199,7 @@ def default_heads(kind: Kind, *, layers: int, hidden: int) -> list[str]:
     """The heads of a kind, but for those that cost as much as the encoder (see `HeadInfo`).
 
     Args:
-        kind: of the heads.
+        kind: Kind of the heads.
         layers: number of hidden states of the encoder, the embedding output included.
         hidden: width of the hidden states.
     """
@@ -210,8 +210,8 @@ def sweep_rows(workspace: Workspace, results: Sequence[Result]) -> list[dict[str
     """A row for each head, part of the data and pair of snapshots, its seeds together.
 
     Args:
-        workspace: of the results.
-        results: of heads.
+        workspace: Workspace of the results.
+        results: Results of heads.
 
     Returns:
         Rows as `read_rows` makes them: means and standard deviations over seeds, the difference

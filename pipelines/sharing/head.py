@@ -36,7 +36,7 @@ class Head(nn.Module):
     """A trained head and its configuration.
 
     Args:
-        module: that maps hidden states to an output.
+        module: Module that maps hidden states to an output.
         config: everything that its weights depend on.
 
     Examples:
@@ -93,7 +93,7 @@ class Head(nn.Module):
             revision: branch, tag or commit on the hub.
             token: for the hub; by default that of the environment or of its login.
             cache_dir: where downloads are kept; by default the hub's cache.
-            local_files_only: take what the cache has, and ask nobody.
+            local_files_only: Take what the cache has, and ask nobody.
 
         Raises:
             UnknownNameError: there is neither such a folder nor a name of a repository.
@@ -122,7 +122,7 @@ class Head(nn.Module):
         """Write the configuration and the weights, with their digests.
 
         Args:
-            folder: to write to; made where there is none.
+            folder: Folder to write to; made where there is none.
 
         Raises:
             DiskSpaceError: the disk is full.
@@ -156,10 +156,10 @@ class Head(nn.Module):
 
         Args:
             repo_id: ``owner/name``, made where there is none.
-            private: make a new repository private; by default what its owner has set.
+            private: Make a new repository private; by default what its owner has set.
             revision: branch to send to, made where there is none.
-            license: that the card names; by default it names none.
-            replace: take the place of what `push` did not send, or of another kind of thing.
+            license: License that the card names; by default it names none.
+            replace: Take the place of what `push` did not send, or of another kind of thing.
             token: for the hub; by default that of the environment or of its login.
 
         Returns:

@@ -86,9 +86,9 @@ def ask(
 
     Args:
         what: is asked for or written, for messages.
-        function: to call; a second call must do no harm.
-        args: of the function.
-        kwargs: of the function.
+        function: Function to call; a second call must do no harm.
+        args: Positional arguments of the function.
+        kwargs: Keyword arguments of the function.
 
     Raises:
         HubError: it cannot be reached, or refuses.
@@ -159,7 +159,7 @@ def clear_error(what: object, error: Exception) -> BertvisionError | None:
 
     Args:
         what: was asked for or written.
-        error: that was raised.
+        error: Error that was raised.
     """
     kinds = {kind.__name__ for cause in _chain(error) for kind in type(cause).__mro__}
     code = _status(error)

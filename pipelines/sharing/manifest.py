@@ -80,8 +80,8 @@ def fetch_manifest(api: HfApi, repository: Repository, files: Mapping[str, int])
     """The manifest of a repository.
 
     Args:
-        api: of the hub.
-        repository: at a commit.
+        api: API of the hub.
+        repository: Repository at a commit.
         files: what it holds.
 
     Raises:
@@ -115,11 +115,11 @@ def earlier_push(
     """The manifest of what was pushed to a repository before, that is to be pushed to again.
 
     Args:
-        api: of the hub.
-        repository: at a commit.
-        files: that it holds.
-        kind: of what is to be pushed.
-        replace: take the place of whatever it holds.
+        api: API of the hub.
+        repository: Repository at a commit.
+        files: Files that it holds.
+        kind: Kind of what is to be pushed.
+        replace: Take the place of whatever it holds.
 
     Returns:
         None of one that is empty, or holds what somebody else put there.

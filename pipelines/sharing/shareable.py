@@ -199,10 +199,10 @@ def pull_folder(
     """Bring a folder, and put it in place whole once every file is as it was sent.
 
     Args:
-        api: of the hub.
-        repository: at a commit.
-        files: that it holds.
-        manifest: of the repository.
+        api: API of the hub.
+        repository: Repository at a commit.
+        files: Files that it holds.
+        manifest: Manifest of the repository.
         beside: folder to bring it into first, on the disk of its place.
         place: tells where it goes, from the folder with its checked files, or refuses them.
 
@@ -261,11 +261,11 @@ def pull_head(
     """Bring a head into a folder, or to where it belongs in a workspace, if every file is right.
 
     Args:
-        api: of the hub.
-        repository: at a commit.
-        files: that it holds.
-        manifest: of the repository.
-        folder: to make; None is that of the head in ``space``.
+        api: API of the hub.
+        repository: Repository at a commit.
+        files: Files that it holds.
+        manifest: Manifest of the repository.
+        folder: Folder to make; None is that of the head in ``space``.
         space: the workspace.
 
     Returns:

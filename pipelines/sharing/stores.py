@@ -239,13 +239,13 @@ def push_store(
     division, is removed.
 
     Args:
-        api: of the hub.
+        api: API of the hub.
         repository: a data set.
-        store: on a local disk.
-        names: of splits, ``tag/split``.
-        private: whether a new repository is.
-        licence: of the texts and hidden states, for the card.
-        replace: take the place of what `push` did not send, and of other splits of these names.
+        store: Store on a local disk.
+        names: Names of splits, ``tag/split``.
+        private: Whether a new repository is.
+        licence: Licence of the texts and hidden states, for the card.
+        replace: Take the place of what `push` did not send, and of other splits of these names.
         whole: ``names`` are all of the store; with ``replace`` the repository holds no others then.
 
     Raises:
@@ -385,11 +385,11 @@ def pull_store(
     """Bring splits into a store, if every file is as its ledger says.
 
     Args:
-        api: of the hub.
-        repository: at a commit.
-        files: that it holds.
-        folder: of the store, which may hold other splits, or is made.
-        names: of splits, ``tag/split``; None is all.
+        api: API of the hub.
+        repository: Repository at a commit.
+        files: Files that it holds.
+        folder: Folder of the store, which may hold other splits, or is made.
+        names: Names of splits, ``tag/split``; None is all.
 
     Returns:
         Names of the splits that are there now.

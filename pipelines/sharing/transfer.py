@@ -40,7 +40,7 @@ def check_limits(sent: Mapping[str, int], there: Collection[str], remedy: str) -
     Args:
         sent: bytes of each file, by path in the repository.
         there: paths of the files that it holds already.
-        remedy: what makes fewer or smaller files, for the message.
+        remedy: Remedy that makes fewer or smaller files, for the message.
 
     Raises:
         InputError: it cannot; nothing was sent.
@@ -133,12 +133,12 @@ def send(
     """Send files, a stage after the other; make the repository and its branch where need be.
 
     Args:
-        api: of the hub.
-        repository: to send to; its revision is a branch.
+        api: API of the hub.
+        repository: Repository to send to; its revision is a branch.
         stages: files. A later stage is begun when all of the one before it is committed. The first
             begins with the manifest, by which a push that goes on knows the repository for its own.
-        message: of the commits.
-        private: whether a new repository is; None is what its owner has as the default.
+        message: Message of the commits.
+        private: Whether a new repository is; None is what its owner has as the default.
         remedy: what to do where the hub does not take so many or so large files.
         base: as `base_of` found it, and nothing was pushed since.
         removed: paths in ``base`` that the first commit takes away.
@@ -286,12 +286,13 @@ def fetch(
     """Bring files of a repository into a folder; those that are there already are not asked for.
 
     Args:
-        api: of the hub.
-        repository: at a commit.
-        listing: of the repository, bytes by path.
+        api: API of the hub.
+        repository: Repository at a commit.
+        listing: Listing of the repository, bytes by path.
         wanted: paths in the repository, and in the folder.
-        folder: to put them in.
-        patterns: of fnmatch, that these files fit, and few enough to compare all others with.
+        folder: Folder to put them in.
+        patterns: Patterns of fnmatch, that these files fit, and few enough to compare all others
+            with.
 
     Raises:
         InputError: other files of the repository fit too, which nobody would have counted.

@@ -122,7 +122,7 @@ def continued(prompt: str, completion: str, tokenizer: Any) -> Tokens:
 
     Args:
         prompt: what comes first.
-        completion: what is learned.
+        completion: Completion that is learned.
         tokenizer: a fast one.
     """
     text = prompt + completion
@@ -318,7 +318,7 @@ class ChatTask(FeaturesTask):
 
         Args:
             config: settings of the task.
-            tokenizer: of the encoder.
+            tokenizer: Tokenizer of the encoder.
         """
         if config.date is not None or not reads_clock(tokenizer):
             return config

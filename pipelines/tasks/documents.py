@@ -68,7 +68,7 @@ def offered_splits(source: str, task: str, forms: Sequence[str] = FORMS) -> tupl
     Args:
         source: path of a file or folder, or a name on the hub.
         task: what it is read for.
-        forms: of its files.
+        forms: Forms of its files.
 
     Raises:
         InputError: it is nothing of this kind.
@@ -103,14 +103,14 @@ def read_items(
     """Read the rows of a split, each as an item.
 
     Args:
-        source: that `find_rows` was asked for.
-        split: of it.
-        path: of its file; None asks ``datasets``.
-        columns: that are read of a table: the first of these which it has all of. JSON lines have
-            each its own.
+        source: Source that `find_rows` was asked for.
+        split: Split of it.
+        path: Path of its file; None asks ``datasets``.
+        columns: Columns that are read of a table: the first of these which it has all of. JSON
+            lines have each its own.
         parse: makes an item of a row's fields and its name; None of one that holds nothing, and
             `InputError` of one that is malformed.
-        skip_bad: leave malformed rows out, and count them.
+        skip_bad: Leave malformed rows out, and count them.
 
     Raises:
         InputError: a row is malformed, two have one ``id``, or none is left.
@@ -264,7 +264,7 @@ def document_windows(
     """Tokenise documents.
 
     Args:
-        texts: in the order of the data.
+        texts: Texts in the order of the data.
         tokenizer: a fast (Rust) tokenizer, whose template places the special tokens.
         max_length: most tokens of a window, special tokens included.
         how: see `TaskConfig.windows`. What is cut off is counted and said.

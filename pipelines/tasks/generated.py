@@ -274,7 +274,7 @@ def write_facts(path: Path, n_questions: int, *, seed: int) -> None:
 
     Args:
         path: the file to write.
-        n_questions: how many questions, a multiple of 3.
+        n_questions: Number of questions, a multiple of 3.
         seed: which.
 
     Raises:
@@ -288,7 +288,7 @@ def make_facts(n_questions: int, *, seed: int) -> dict[str, Any]:
     """Generate a data set in the JSON form of SQuAD 2.0.
 
     Args:
-        n_questions: how many questions, a multiple of 3; a third is unanswerable.
+        n_questions: Number of questions, a multiple of 3; a third is unanswerable.
         seed: at least 0. Seeds that differ modulo 16 share no name, so that a train and a dev
             split are about different worlds.
 
@@ -314,7 +314,7 @@ def make_paragraphs(n_questions: int, *, seed: int) -> list[FactParagraph]:
     """Generate the paragraphs of `make_facts`, with the facts they state.
 
     Args:
-        n_questions: how many questions, a multiple of 3.
+        n_questions: Number of questions, a multiple of 3.
         seed: at least 0.
 
     Raises:

@@ -117,8 +117,8 @@ class Logits:
         Args:
             path: ``….safetensors``.
             windows: what they must be of.
-            command: what makes them, for the messages.
-            sha256: of the file, where it is known.
+            command: Command that makes them, for the messages.
+            sha256: SHA-256 of the file, where it is known.
 
         Raises:
             WorkspaceError: they are missing, damaged or of other windows.

@@ -82,7 +82,7 @@ def read_paragraphs(path: Path, *, skip_bad: bool = False) -> TaskData:
 
     Args:
         path: ``….txt`` or ``….json``, perhaps with ``.gz``.
-        skip_bad: leave malformed questions of SQuAD out.
+        skip_bad: Leave malformed questions of SQuAD out.
 
     Raises:
         InputError: the file is malformed, or no paragraph is left.
@@ -136,7 +136,7 @@ class SentenceScores(OutputLayer):
     """A linear layer on the special token in front of each sentence.
 
     Args:
-        config: of the encoder.
+        config: Configuration of the encoder.
     """
 
     reads = ("sentences",)

@@ -156,7 +156,7 @@ class RelationScorer(nn.Module):
     """The paper's fixed-class biaffine classifier: a product of dependent and head, and their sum.
 
     Args:
-        relations: how many there are.
+        relations: Their number.
     """
 
     def __init__(self, relations: int) -> None:
@@ -185,7 +185,7 @@ class Biaffine(OutputLayer):
     Each stands on layers of its own.
 
     Args:
-        config: of the encoder; ``num_labels`` is the number of relations.
+        config: Configuration of the encoder; ``num_labels`` is the number of relations.
     """
 
     reads = ("words",)

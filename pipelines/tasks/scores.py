@@ -57,7 +57,7 @@ def headline(rules: Rules) -> Mapping[str, float]:
     NoAns, is among them; and ``best_f1``, where an oracle's threshold was looked for.
 
     Args:
-        rules: of its ``metrics.json``.
+        rules: Rules of its ``metrics.json``.
     """
     metrics: dict[str, float] = dict(rules["n-best" if "n-best" in rules else "argmax"]["metrics"])
     if "HasAns_f1" in metrics and "NoAns_f1" in metrics:
@@ -71,8 +71,8 @@ def trivial_score(metrics: Mapping[str, float], key: str) -> float | None:
     """Score of always giving the commonest answer (no answer, the largest class or one arc).
 
     Args:
-        metrics: of any system on the same items.
-        key: of the metric.
+        metrics: Metrics of any system on the same items.
+        key: Key of the metric.
 
     Returns:
         Per cent; None where the metric has nothing to tell, as correlations, which then have 0.
@@ -91,7 +91,7 @@ def first_trivial_score(systems: Iterable[Mapping[str, float]], key: str) -> flo
 
     Args:
         systems: metrics of each, all on the same items.
-        key: of the metric.
+        key: Key of the metric.
     """
     every = list(systems)
     alike = [m for m in every if kind_of_metrics(m) == kind_of_metrics(every[0])]
@@ -104,7 +104,7 @@ def trivial_metrics(score: float, keys: Container[str]) -> tuple[str, dict[str, 
 
     Args:
         score: its `trivial_score`.
-        keys: of the metrics that others have.
+        keys: Keys of the metrics that others have.
 
     Returns:
         What it is called, and its metrics.
@@ -123,7 +123,7 @@ def is_untuned(rules: Rules, tuned_on: str | None) -> bool:
     Such scores and tuned ones cannot be compared: the difference is of the thresholds too.
 
     Args:
-        rules: of its ``metrics.json``.
+        rules: Rules of its ``metrics.json``.
         tuned_on: the split that tuned its threshold, likewise.
     """
     return tuned_on is None and "n-best" in rules and rules["n-best"]["threshold"] is not None
@@ -146,7 +146,7 @@ def headline_metric(task: str, metrics: Mapping[str, float]) -> str:
 
     Args:
         task: its name.
-        metrics: of a system.
+        metrics: Metrics of a system.
     """
     key = find_task(task).headline
     return key if key in metrics else "pearson"

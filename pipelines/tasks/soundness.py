@@ -44,7 +44,7 @@ def report_skipped(split: str, skipped: Sequence[str]) -> None:
 
     Args:
         split: its name.
-        skipped: what was wrong with each.
+        skipped: Faults of the rows that were left out.
     """
     if skipped:
         log.warning(
@@ -164,8 +164,8 @@ def report_doubts(
     """Say once, of new data, what is wrong with them: a warning where it is doubtful, else a note.
 
     Args:
-        name: of the data set.
-        splits: as of `soundness`.
+        name: Name of the data set.
+        splits: As in `soundness`.
         together: Whether splits are compared; else each is looked at by itself.
     """
     checked = soundness(splits)

@@ -31,7 +31,7 @@ def read_text(path: str | Path, *, fallback: str | None = None) -> tuple[str, st
     """Read a file of UTF-8, perhaps compressed with gzip and named ``.gz``.
 
     Args:
-        path: of the file.
+        path: Path of the file.
         fallback: encoding of a file that is not UTF-8; None refuses it.
 
     Returns:
@@ -185,7 +185,7 @@ def hub_splits(source: str) -> list[str]:
     """The splits of a data set, as the hub calls them.
 
     Args:
-        source: as of `load_hub`.
+        source: As in `load_hub`.
 
     Raises:
         InputError: it cannot be found.

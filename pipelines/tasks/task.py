@@ -132,8 +132,8 @@ class Task(ABC):
         """Tell the items that no window of this length can hold, before a workspace has the length.
 
         Args:
-            items: of a split's source, each with an ``id``.
-            tokenizer: of the encoder.
+            items: Items of a split's source, each with an ``id``.
+            tokenizer: Tokenizer of the encoder.
             config: settings of the task.
 
         Returns:
@@ -146,7 +146,7 @@ class Task(ABC):
 
         Args:
             config: settings of the task.
-            tokenizer: of the encoder.
+            tokenizer: Tokenizer of the encoder.
         """
         return config
 
@@ -203,7 +203,7 @@ class Task(ABC):
         """The mean loss of a head over the examples of a batch, () float32.
 
         Args:
-            output: of a head.
+            output: Output of a head.
             labels: the per-example arrays of the store, by name.
         """
 
@@ -219,7 +219,7 @@ class Task(ABC):
 
         Args:
             item: with what is right.
-            answer: as in `Scores.predictions`.
+            answer: As in `Scores.predictions`.
         """
         return {}
 
@@ -227,7 +227,7 @@ class Task(ABC):
         """An answer as people read it: of a class its name.
 
         Args:
-            answer: as in `Scores.predictions`, or what is right.
+            answer: As in `Scores.predictions`, or what is right.
             classes: their names, where there are any.
         """
         return classes[answer] if classes and isinstance(answer, int) else answer
@@ -237,7 +237,7 @@ class Task(ABC):
         """Score a system, BERT or a head.
 
         Args:
-            dev: what is scored.
+            dev: Logits that are scored.
             tune: the held-out part of the training data, where the task `tunes` and there is one.
         """
 

@@ -248,7 +248,7 @@ def is_cut(text: str, offsets: Offsets, max_length: int) -> bool:
     """Whether a window is full before its text ends.
 
     Args:
-        text: of the sentence.
+        text: Text of the sentence.
         offsets: (tokens, 2) characters of each token; −1 −1 of special ones.
         max_length: most tokens of a window.
     """

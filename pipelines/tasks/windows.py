@@ -273,7 +273,7 @@ def collate(
         pad_id: vocabulary index of the padding token.
         labels: by name, of all windows: (windows,), or (tokens,) of ``windows.token_labels``; none
             where nothing is learned.
-        token_types: whether the model takes token types.
+        token_types: Whether the model takes token types.
     """
     import torch  # windows are read where nothing is computed
 

@@ -63,11 +63,11 @@ class ActivationDataModule(pl.LightningDataModule):
         val: split to validate on in its stored order, or None.
         batch_size: examples per batch and rank.
         layers: indices of hidden states, or all.
-        seed: of the shuffling.
+        seed: Seed of the shuffling.
         readers: threads that read shards; by default chosen by the size of a batch.
         buffer: shards in the shuffle buffer; by default as many as fit in 768 MiB.
         sampler: an order of your own for training, in place of ``seed`` and ``buffer``.
-        dtype: of the decoded hidden states.
+        dtype: Type of the decoded hidden states.
 
     Raises:
         StoreNotFoundError: there is no store.

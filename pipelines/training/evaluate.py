@@ -57,8 +57,8 @@ def predict(
     """Logits of every head on every window of a split, in stored order.
 
     Args:
-        heads: of one kind and the same layers; they are moved to this machine's accelerator.
-        task: that they learned.
+        heads: Heads of one kind and the same layers; they are moved to this machine's accelerator.
+        task: Task that they learned.
         split: whole.
         precision: arithmetic of the heads.
         desc: name of the progress bar.
@@ -84,9 +84,9 @@ def run_over(
     Args:
         modules: called with packed hidden states (tokens, layers, hidden) and lengths (batch,);
             they are moved to this machine's accelerator.
-        task: whose outputs they give.
+        task: Task whose outputs they give.
         split: whole.
-        precision: of the arithmetic.
+        precision: Precision of the arithmetic.
         desc: name of the progress bar.
         layers: hidden states that are read.
 
@@ -152,7 +152,7 @@ def evaluate(
         names: trained heads, each perhaps with the part of the examples and the seed (`Run`).
         trained_on: snapshot whose activations they were trained on.
         tag: snapshot whose activations they are evaluated on; it may be another one.
-        split: what is scored.
+        split: Split that is scored.
         precision: arithmetic of the heads: auto, 32 or bf16.
 
     Returns:
@@ -182,7 +182,7 @@ def evaluate_across(
         workspace: with the heads and the activations.
         trained: for each head the snapshot that it was trained on, and its name.
         tag: snapshot whose activations they are evaluated on.
-        split: what is scored.
+        split: Split that is scored.
         precision: arithmetic of the heads: auto, 32 or bf16.
     """
     tag = SnapshotTag(tag)

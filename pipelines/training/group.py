@@ -90,7 +90,7 @@ class Group:
         """Compare all weights, by sums of their bits, which any order of adding leaves the same.
 
         Args:
-            parameters: in the same order on every rank.
+            parameters: Parameters in the same order on every rank.
             step: after which they are compared.
 
         Raises:
@@ -134,7 +134,7 @@ class Group:
         What has no gradient on any rank has none afterwards: optimisers leave it alone.
 
         Args:
-            parameters: in the same order on every rank.
+            parameters: Parameters in the same order on every rank.
         """
         if self.rank.alone:
             return

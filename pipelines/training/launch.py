@@ -67,9 +67,9 @@ def share_out(
 
     Args:
         words: of the command, behind ``bertvision``; it takes `own_part` of the same runs.
-        workspace: of the heads.
+        workspace: Workspace of the heads.
         runs: the heads.
-        devices: how many ranks.
+        devices: Number of ranks.
 
     Raises:
         InputError: there are fewer devices, or fewer heads.
@@ -90,9 +90,9 @@ def launch(arguments: Sequence[str], devices: int, program: Sequence[str] | None
     goes to stderr.
 
     Args:
-        arguments: of the command.
-        devices: how many ranks.
-        program: that takes them; by default `own_program`.
+        arguments: Arguments of the command.
+        devices: Number of ranks.
+        program: Program that takes them; by default `own_program`.
 
     Returns:
         What rank 0 wrote to its `RESULT_FILE`.
@@ -169,8 +169,8 @@ def environment(store: TCPStore, number: int, count: int) -> dict[str, str]:
 
     Args:
         store: the `meeting_place`.
-        number: of the rank.
-        count: of all ranks.
+        number: Number of the rank.
+        count: Number of all ranks.
     """
     inside = [name for _, name in socket.if_nameindex() if name in _LOOPBACK]
     return {
@@ -190,7 +190,7 @@ def _wait(
     """Wait for all ranks; once one has failed, not long for the others. Gives their order.
 
     Args:
-        ranks: that were started.
+        ranks: Ranks that were started.
         ended: is given the number of each, and None where a signal asked not to wait long.
     """
 

@@ -39,8 +39,8 @@ class TrainingLog(pl.Callback):
     None where a step has no such number.
 
     Args:
-        path: of the CSV.
-        steps: of the whole training.
+        path: Path of the CSV.
+        steps: Steps of the whole training.
         desc: what the progress bar says.
         columns: beside ``step`` and ``seconds``.
     """
@@ -198,8 +198,8 @@ def run_logger(
 
     Args:
         name: csv, tensorboard, wandb or mlflow.
-        folder: of the snapshot's heads.
-        title: of the run.
+        folder: Folder of the snapshot's heads.
+        title: Title of the run.
         settings: what the weights depend on, as JSON values.
 
     Raises:

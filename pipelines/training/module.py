@@ -68,9 +68,9 @@ class BatchCollector:
     dropout come out the same too.
 
     Args:
-        examples: of the run: those whose rank is below.
+        examples: Examples of the run: those whose rank is below.
         total: examples of the stream's split.
-        batch_size: of the run and of the stream.
+        batch_size: Batch size of the run and of the stream.
     """
 
     def __init__(self, examples: int, total: int, batch_size: int) -> None:
@@ -161,9 +161,9 @@ class HeadsModule(pl.LightningModule):
         ranks: (examples,) rank of every example of the split (see `runs.ranks`).
         batch_size: examples per step of a head.
         lr: learning rate of Adam (the paper: 1e-3).
-        digest: of the run's settings; guards the resume file.
+        digest: Digest of the run's settings; guards the resume file.
         read: gives examples of the split again, each by itself, by their positions.
-        teacher: whose logits on the split they learn from too.
+        teacher: Teacher whose logits on the split they learn from too.
     """
 
     def __init__(

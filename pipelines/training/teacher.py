@@ -43,8 +43,8 @@ class TeacherFile(NamedTuple):
         """The logits of a snapshot on ``train``, without reading them.
 
         Args:
-            workspace: of the snapshot.
-            tag: of the snapshot.
+            workspace: Workspace of the snapshot.
+            tag: Tag of the snapshot.
             elsewhere: the workspace is not the one that the command is run in.
 
         Raises:
@@ -112,7 +112,7 @@ class Teacher:
     """Logits of a teacher, which a student learns from beside its labels.
 
     Args:
-        logits: of the teacher.
+        logits: Logits of the teacher.
         rows: (examples,) window of each example that the student is given; None where examples are
             the windows in their order.
         temperature: what logits of both are divided by.
@@ -184,10 +184,10 @@ class Teacher:
         """The loss of labels and that of the teacher, weighted, ().
 
         Args:
-            task: that both learn.
-            output: of the student for a batch.
+            task: Task that both learn.
+            output: Output of the student for a batch.
             examples: (batch,) positions of its examples.
-            loss: of the labels, reduced over the batch.
+            loss: Loss of the labels, reduced over the batch.
             reduction: how.
         """
         if self._weight == 1:

@@ -69,7 +69,7 @@ class BestEpoch(pl.Callback):
     Args:
         held_out: the split to score on.
         layers: indices of the hidden states that the heads take.
-        precision: of the heads' arithmetic.
+        precision: Precision of the heads' arithmetic.
     """
 
     def __init__(self, held_out: ActivationSplit, layers: list[int], precision: Precision) -> None:
@@ -161,7 +161,7 @@ def train(
         names: heads of the registry, of plugins, or dotted paths ``package.module:Class``, each
             perhaps with a part of the examples and a seed (`Run`): ``learned-pooling@f0.3@s1``.
         tag: the snapshot.
-        options: how to train.
+        options: Options of training.
         overwrite: replace heads that were trained otherwise.
         logger: where losses go too, under ``heads/<tag>/`` (see `run_logger`).
         readers: threads that read shards; by default chosen by the size of a batch.
@@ -210,7 +210,7 @@ def plan_passes(
         workspace: with the activations.
         runs: heads, with the names that they are kept under (`TrainOptions.named`).
         tag: the snapshot.
-        options: how to train.
+        options: Options of training.
         overwrite: replace heads that were trained otherwise.
 
     Raises:

@@ -41,8 +41,8 @@ class LoadedHead(NamedTuple):
         """Make sure that a split's activations are what the head was trained on, or alike.
 
         Args:
-            split: that it is to be given.
-            name: of the head, for the message.
+            split: Name that it is to be given.
+            name: Name of the head, for the message.
 
         Raises:
             ProvenanceError: they lack its layers, are of another model or task, or of sites.
@@ -79,7 +79,7 @@ def load_head(folder: str | Path, named: Run | None = None) -> LoadedHead:
         True
 
     Args:
-        folder: of the run; or ``NAME:TRAINED_ON`` of the workspace that you stand in.
+        folder: Folder of the run; or ``NAME:TRAINED_ON`` of the workspace that you stand in.
         named: as the user named it. A class of one's own, whose module is imported, is only taken
             where its dotted path was named: a workspace that somebody else made runs no code.
 
@@ -137,7 +137,7 @@ def changed_file(folder: Path) -> str | None:
     """The first file of a trained head that is not as it was written; None where all are.
 
     Args:
-        folder: of the run. Of one that an earlier version wrote nothing is known.
+        folder: Folder of the run. Of one that an earlier version wrote nothing is known.
 
     Raises:
         WorkspaceError: its ``metrics.json``, which has the digests, is missing or damaged.
@@ -153,8 +153,8 @@ def head_lock(folder: Path, what: str, *, wait: bool = False) -> AbstractContext
     """Held while a head's folder, or results in it, are written.
 
     Args:
-        folder: of the run.
-        what: what the holder is doing, for the message.
+        folder: Folder of the run.
+        what: Action of the holder, for the message.
         wait: until it is free, instead of raising `LockedError`.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -174,7 +174,7 @@ def kind_of_run(run: Run, task: str) -> Kind:
 
     Args:
         run: the head.
-        task: of the workspace.
+        task: Task of the workspace.
 
     Raises:
         InputError: a span head, where the task has no spans to score; or the workspace has no task.

@@ -118,7 +118,7 @@ def initialise(model: PreTrainedModel, part: nn.Module) -> None:
     """Give a part of a model new weights, as the model's own library initialises them.
 
     Args:
-        model: whose rule it is.
+        model: Model whose rule it is.
         part: a module of it, or made like one.
     """
     for module in part.modules():

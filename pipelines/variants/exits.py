@@ -36,7 +36,7 @@ class ExitLayers(nn.Module):
         layers: numbers of the hidden states.
         hidden: their width.
         outputs: classes, 1 of a score, 2 of spans (start and end).
-        learned: whether there are logits of the losses' weights, of the layers and the last one.
+        learned: Whether there are logits of the losses' weights, of the layers and the last one.
     """
 
     def __init__(
@@ -51,8 +51,9 @@ class ExitLayers(nn.Module):
 
         Args:
             layer: its number.
-            states: of that layer, (batch, seq, hidden); (batch, 1, hidden) is enough of classes.
-            kind: of the task: ``span`` reads every token, else the first is read.
+            states: States of that layer, (batch, seq, hidden); (batch, 1, hidden) is enough of
+                classes.
+            kind: Kind of the task: ``span`` reads every token, else the first is read.
 
         Returns:
             Logits (batch, seq) of start and end, or (batch, classes).
@@ -166,9 +167,9 @@ class Exits(Variant):
         """The losses as one.
 
         Args:
-            exits: of the model.
+            exits: Exits of the model.
             losses: by layer, ascending, each summed over the windows of a batch; the last one last.
-            windows: how many there are.
+            windows: Their number.
         """
         weights = self.weights(max(losses))
         return torch.stack([weights[layer] * loss for layer, loss in losses.items()]).sum()

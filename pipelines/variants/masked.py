@@ -137,7 +137,7 @@ class TiedHead(nn.Module):
 
     Args:
         transform: what the head does before the decoder (see `taken_apart`).
-        decoder: whose bias it takes; the weight it is given whenever it is called.
+        decoder: Decoder whose bias it takes; the weight it is given whenever it is called.
 
     Attributes:
         masking: how words are masked for it, while it is trained.
@@ -158,7 +158,7 @@ class TiedHead(nn.Module):
 
         Args:
             states: last hidden states, (tokens, hidden).
-            weight: of the word embeddings, (vocabulary, width).
+            weight: Weight of the word embeddings, (vocabulary, width).
         """
         features = self.transform(inputs_embeds=states.unsqueeze(0)).logits.squeeze(0)
         with without_autocast(features):

@@ -96,10 +96,10 @@ def fitting_depth(
     """The transformer layers of an encoder with variants, after checking that each fits it.
 
     Args:
-        texts: as of `load_variants`.
-        layers: of the pretrained encoder.
-        kind: of the task.
-        checkpoint: of the pretrained encoder, where it is to be looked at.
+        texts: As in `load_variants`.
+        layers: Layers of the pretrained encoder.
+        kind: Kind of the task.
+        checkpoint: Checkpoint of the pretrained encoder, where it is to be looked at.
 
     Raises:
         InputError: one does not fit; names it, and what is allowed.

@@ -86,7 +86,7 @@ class Variant:
         """Refuse to be trained by several processes, each with its share of every batch.
 
         Args:
-            processes: how many there are.
+            processes: Their number.
 
         Raises:
             InputError: it needs whole batches, or has to be alone for another reason.
@@ -129,7 +129,7 @@ class Variant:
         A window's part of it must not depend on the rest of its batch.
 
         Args:
-            model: that is trained.
+            model: Model that is trained.
             task: what it is trained for.
             batch: with labels, on the model's device.
             output: what the model gave for it, with ``hidden_states`` where a variant
@@ -153,7 +153,7 @@ def begin(
     """Change a pretrained model as variants say, in their order, before the first step.
 
     Args:
-        variants: in their order.
+        variants: Variants in their order.
         model: with the output layer of its task.
         checkpoint: folder that it was read from; None where its weights are random.
     """
@@ -174,9 +174,9 @@ def restore(variants: Sequence[Variant], model: PreTrainedModel, folder: Path) -
     """Give a model that was read from a snapshot what variants added to it.
 
     Args:
-        variants: that it was made by.
+        variants: Variants that it was made by.
         model: as transformers reads it.
-        folder: of the snapshot.
+        folder: Folder of the snapshot.
 
     Raises:
         InputError: the snapshot lacks a tensor of theirs.

@@ -99,7 +99,7 @@ def check_training_data(
         space: the workspace.
         runs: the heads.
         tag: the snapshot.
-        layers: that those take which name none of their own; None is all.
+        layers: Layers that those take which name none of their own; None is all.
 
     Raises:
         StoreNotFoundError: nothing was extracted yet.

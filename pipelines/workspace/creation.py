@@ -58,7 +58,7 @@ def open_workspace(root: Path | None, options: FinetuneOptions, *, resume: bool)
     Args:
         root: its folder; None means the one the current folder stands in, or else makes the
             current folder one.
-        options: what was asked.
+        options: Options that were asked for.
         resume: there must be a workspace.
 
     Raises:
@@ -192,7 +192,7 @@ def feature_workspace(
     """Open a workspace, or make one for the hidden states of an encoder alone.
 
     Args:
-        root: as of `planned_workspace`.
+        root: As in `planned_workspace`.
         model: likewise.
         revision: likewise.
 

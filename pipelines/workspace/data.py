@@ -46,8 +46,8 @@ def check_data(
         workspace: folder of the workspace.
         model: encoder of a new one.
         task: what the data are; also the name of a data set that was added before.
-        data: where they are.
-        columns: that are read of a file of one's own; None is not to look into it.
+        data: Their place.
+        columns: Columns that are read of a file of one's own; None is not to look into it.
 
     Returns:
         The workspace, where there is one.
@@ -121,8 +121,8 @@ def open_data(
     Args:
         workspace: as there, likewise ``model``, ``task``, ``data`` and ``settings``.
         model: encoder of a new workspace.
-        task: what the data are.
-        data: where they are.
+        task: Task of the data.
+        data: Their place.
         **settings: fields of `TaskConfig`.
 
     Returns:
@@ -151,8 +151,8 @@ def adding_data(
     Args:
         workspace: as there, likewise ``model``, ``task``, ``data`` and ``settings``.
         model: encoder of a new workspace.
-        task: what the data are.
-        data: where they are.
+        task: Task of the data.
+        data: Their place.
         store: place of the activations, where it is not the workspace's.
         **settings: fields of `TaskConfig`.
 
@@ -196,7 +196,7 @@ def planned_data(
         task: None is the workspace's own data.
         data: where the data are; a data set that was added before needs none, nor does one that
             is on the hub.
-        weights: as of `planned_workspace`.
+        weights: As in `planned_workspace`.
         **settings: fields of `TaskConfig`, where they are not None: columns, ``max_length``,
             ``skip_bad``.
 

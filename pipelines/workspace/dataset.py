@@ -171,9 +171,9 @@ def add_dataset(root: Path, task: str, source: str, **settings: Any) -> Dataset:
     """Add a data set to the workspace at ``root``, or find it as it was added before.
 
     Args:
-        root: as of `planned_dataset`, likewise ``task``, ``source`` and ``settings``.
+        root: As in `planned_dataset`, likewise ``task``, ``source`` and ``settings``.
         task: name of its task.
-        source: where it is.
+        source: Its place.
         **settings: fields of `TaskConfig`.
 
     Raises:
@@ -195,7 +195,7 @@ def planned_dataset(
     """A data set as it would be added, or as it was added before; nothing is written.
 
     Args:
-        root: of the workspace.
+        root: Root of the workspace.
         task: name of its task, which also names the data set, or the file does (`dataset_name`).
         source: path of a file or folder, or a name on the hub.
         tokenizer: loads that of the encoder, by which items that no window holds are found in a

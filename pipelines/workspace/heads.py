@@ -28,7 +28,7 @@ def only_tag(tags: Iterable[str], what: str, option: str = "--checkpoint") -> Sn
     Args:
         tags: the candidates.
         what: what they are, for the message.
-        option: of the command line that names one, for the message.
+        option: Option of the command line that names one, for the message.
 
     Raises:
         UnknownNameError: there is none, or more than one.
@@ -115,8 +115,8 @@ def head_activations(workspace: Workspace, tag: str, kind: Kind, split: str) -> 
     Args:
         workspace: with the activations.
         tag: the snapshot.
-        kind: of the heads.
-        split: of the workspace: train, tune, dev.
+        kind: Kind of the heads.
+        split: Split of the workspace: train, tune, dev.
 
     Raises:
         StoreNotFoundError: nothing was extracted yet.
@@ -143,8 +143,8 @@ def check_head_activations(workspace: Workspace, tag: str, kind: Kind, split: st
     Args:
         workspace: with the activations.
         tag: the snapshot.
-        kind: of the heads.
-        split: of the workspace: train, tune, dev.
+        kind: Kind of the heads.
+        split: Split of the workspace: train, tune, dev.
 
     Raises:
         StoreNotFoundError: nothing was extracted yet.
@@ -178,8 +178,8 @@ def check_kind(head: str, kind: Kind, task: str) -> None:
 
     Args:
         head: its name, for the message.
-        kind: of the head.
-        task: of the workspace.
+        kind: Kind of the head.
+        task: Task of the workspace.
 
     Raises:
         InputError: no head learns the task, or none of this kind.
@@ -200,9 +200,9 @@ def stored_tags(
     Args:
         workspace: with the activations.
         wanted: tags; empty means all.
-        kind: of the heads.
-        split: of the workspace.
-        option: of the command line that names them, for the message.
+        kind: Kind of the heads.
+        split: Split of the workspace.
+        option: Option of the command line that names them, for the message.
 
     Raises:
         UnknownNameError: of one that is wanted it is not.

@@ -27,8 +27,8 @@ def training_command(config: RunConfig, hidden_states: int | None = None) -> str
     The precision is always among them, because its default depends on the machine.
 
     Args:
-        config: of the run.
-        hidden_states: how many the encoder has; where the run was trained on all of them (of the
+        config: Configuration of the run.
+        hidden_states: Number that the encoder has; where the run was trained on all of them (of the
             [CLS] alone, and on the pooler output), ``--layers`` is left out. None writes it out.
     """
     run = config.run
@@ -44,8 +44,8 @@ def training_pass_command(configs: Sequence[RunConfig], hidden_states: int) -> s
     """The command that trains several runs from one pass, and so resumes that pass.
 
     Args:
-        configs: of the runs, in the order of the pass.
-        hidden_states: how many the encoder has.
+        configs: Configurations of the runs, in the order of the pass.
+        hidden_states: Number of hidden states of the encoder.
     """
     if len(configs) == 1:
         return training_command(configs[0], hidden_states)
@@ -135,7 +135,7 @@ def option_words(options: Options, *always: str) -> list[str]:
     """Options on a command line: that are not the default, or that ``always`` names.
 
     Args:
-        options: of a command.
+        options: Options of a command.
         *always: names of fields.
     """
     words = []

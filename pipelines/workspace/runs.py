@@ -177,7 +177,7 @@ def own_part(runs: Sequence[Run], rank: Rank) -> list[Run]:
     """The runs that a rank trains, those of a seed together, which share a pass over the store.
 
     Args:
-        runs: of the command, the same on every rank.
+        runs: Runs of the command, the same on every rank.
         rank: this one; if it is alone, all are its own, in their order.
 
     Raises:
@@ -196,7 +196,7 @@ def ranks(rows: npt.NDArray[np.integer], seed: int) -> npt.NDArray[np.int64]:
 
     Args:
         rows: (examples,) row in the data of each example.
-        seed: of the choice.
+        seed: Seed of the choice.
 
     Returns:
         (examples,) a permutation of 0 … examples − 1.

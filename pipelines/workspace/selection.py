@@ -38,7 +38,7 @@ def check_split(split: str, splits: Collection[str], dataset: str | None) -> Non
     """Refuse a split that a data set does not have.
 
     Args:
-        split: that was asked for.
+        split: Split that was asked for.
         splits: those there are.
         dataset: the data set's name; None is the workspace's own data.
 
@@ -73,10 +73,10 @@ def select_items(
     keep the splits that they were made with.
 
     Args:
-        items: of the source.
-        split: of the workspace.
+        items: Items of the source.
+        split: Split of the workspace.
         task: how large the parts are that are held out.
-        finetune: how many items are taken, and the seed.
+        finetune: Settings that say how many items are taken, and the seed.
         kind: what keeps items together.
     """
     if source_split(split, task) != "train":
@@ -223,9 +223,9 @@ def check_unlearned(config: WorkspaceConfig, start: WorkspaceConfig, place: str)
     Files are told apart by their digests alone: the same texts in another file are not found.
 
     Args:
-        config: of the new workspace.
-        start: of the workspace that the encoder was trained in.
-        place: of the encoder, for the message.
+        config: Configuration of the new workspace.
+        start: Start of the workspace that the encoder was trained in.
+        place: Place of the encoder, for the message.
 
     Raises:
         ProvenanceError: names what differs, or the data.
@@ -281,7 +281,7 @@ def hold_out_groups(
     same on every machine and whatever the order of the items.
 
     Args:
-        items: of a training split.
+        items: Items of a training split.
         fraction: part of the distinct groups to hold out, 0 ≤ fraction < 1; the number is rounded,
             but above 0 it is at least one group, if there are two.
         group: what keeps items together, such as their text.

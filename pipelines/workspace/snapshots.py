@@ -191,7 +191,7 @@ def count_encoder_parameters(folder: Path, layers: int | None = None) -> int:
     They are counted from its configuration alone. Of a span task there is no pooler among them.
 
     Args:
-        folder: of the snapshot.
+        folder: Folder of the snapshot.
         layers: only so many of its transformer layers, the lowest; None is all.
     """
     info = read_snapshot_info(folder)
@@ -208,7 +208,7 @@ def snapshot_at(place: str, option: str = "--distil") -> tuple[Workspace, Snapsh
 
     Args:
         place: ``FOLDER:TAG``.
-        option: that names it, for the message.
+        option: Option that names it, for the message.
 
     Raises:
         InputError: it is not of that form.
@@ -267,7 +267,7 @@ def encoder_of(folder: Path) -> PreTrainedModel:
     """The encoder of a snapshot alone, whatever its output layer.
 
     Args:
-        folder: of the snapshot.
+        folder: Folder of the snapshot.
 
     Raises:
         InputError: it has parts that no encoder of its family has, such as adapters.

@@ -269,7 +269,7 @@ class Workspace:
         """The workspace's own data, or a data set that was added.
 
         Args:
-            name: of the data set; None, and the name of the workspace's task, is its own.
+            name: Name of the data set; None, and the name of the workspace's task, is its own.
 
         Raises:
             UnknownNameError: it was not added.

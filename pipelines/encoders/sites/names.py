@@ -32,8 +32,8 @@ def sites_of(model_type: str, depth: int) -> dict[str, Site]:
     """The sites of an encoder by name, in the order in which they are computed.
 
     Args:
-        model_type: of its configuration, such as ``bert``.
-        depth: how many layers it has.
+        model_type: Model type of its configuration, such as ``bert``.
+        depth: Number of layers it has.
 
     Raises:
         InputError: the modules of the family are not known.
@@ -71,8 +71,8 @@ def choose_sites(patterns: Sequence[str], model_type: str, depth: int) -> tuple[
     Args:
         patterns: names, in which ``*`` stands for anything, ``?`` for a character and ``[36]`` for
             one of some, such as ``blocks.*.hook_mlp_out``.
-        model_type: of the encoder's configuration.
-        depth: how many layers it has.
+        model_type: Model type of the encoder's configuration.
+        depth: Number of layers it has.
 
     Raises:
         InputError: a pattern means no site of the encoder, or its family has no known sites.
@@ -87,8 +87,8 @@ def check_patterns(patterns: Sequence[str], depth: int) -> None:
     """Refuse patterns that mean no site of any family, before anything heavy is imported.
 
     Args:
-        patterns: as of `choose_sites`.
-        depth: how many layers the encoder has at most.
+        patterns: As in `choose_sites`.
+        depth: Number of layers the encoder has at most.
 
     Raises:
         InputError: one means none.

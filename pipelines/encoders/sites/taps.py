@@ -89,8 +89,8 @@ def snapshot_sites(folder: Path, patterns: Sequence[str]) -> tuple[str, ...]:
     """The names of the sites that patterns mean, in the order in which they are computed.
 
     Args:
-        folder: of the snapshot.
-        patterns: as of `choose_sites`.
+        folder: Folder of the snapshot.
+        patterns: As in `choose_sites`.
 
     Raises:
         InputError: a pattern means no site of its encoder, or the family has no known sites.

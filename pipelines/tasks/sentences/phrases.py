@@ -55,7 +55,7 @@ class PhrasePairLayer(OutputLayer):
     """A linear layer on what two phrases have in common and apart.
 
     Args:
-        config: of the encoder; ``num_labels`` is the number of classes.
+        config: Configuration of the encoder; ``num_labels`` is the number of classes.
     """
 
     reads = ("phrases",)

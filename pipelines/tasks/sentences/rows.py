@@ -51,8 +51,8 @@ class SentenceRows:
 
     Args:
         source: what messages begin with, such as the path of the file.
-        skip_bad: leave malformed rows out and list them, instead of refusing the source.
-        empty: whether a text may be empty.
+        skip_bad: Leave malformed rows out and list them, instead of refusing the source.
+        empty: Whether a text may be empty.
     """
 
     def __init__(self, source: str, *, skip_bad: bool, empty: bool = False) -> None:
@@ -100,7 +100,7 @@ class SentenceRows:
 
         Args:
             lines: with ``number``.
-            parse: as in `add`.
+            parse: As in `add`.
 
         Raises:
             InputError: as in `add`.
@@ -124,7 +124,7 @@ class SentenceRows:
 
         Args:
             classes: names, in the order of their indices.
-            digest: of the source's bytes; None takes that of the rows.
+            digest: Digest of the source's bytes; None takes that of the rows.
             also: other ways in which a source may write a class → its index.
 
         Raises:
@@ -146,7 +146,7 @@ class SentenceRows:
         """The sentences, labelled by a score.
 
         Args:
-            digest: of the source's bytes; None takes that of the rows.
+            digest: Digest of the source's bytes; None takes that of the rows.
 
         Raises:
             InputError: a score is missing or no finite number, and is not to be skipped; or no row
@@ -259,9 +259,9 @@ def read_columns(path: Path, columns: Columns, *, skip_bad: bool) -> tuple[Sente
     """Read a file.
 
     Args:
-        path: of the file, in one of `FORMS`, perhaps with ``.gz``.
-        columns: that are read.
-        skip_bad: leave malformed rows out, and count them.
+        path: Path of the file, in one of `FORMS`, perhaps with ``.gz``.
+        columns: Columns that are read.
+        skip_bad: Leave malformed rows out, and count them.
 
     Returns:
         The rows, and the SHA-256 of the file's bytes in hex.

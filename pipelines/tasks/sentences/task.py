@@ -45,7 +45,7 @@ def sentence_windows(
     """Tokenise sentences, or pairs of them, a window each.
 
     Args:
-        sentences: in the order of the data.
+        sentences: Sentences in the order of the data.
         tokenizer: a fast (Rust) tokenizer, whose template places the special tokens.
         max_length: most tokens of a window, special tokens included. What is beyond is cut off, of
             a pair from the longer sentence first.

@@ -77,9 +77,9 @@ def decode(
     """Decode the logits of a split's windows (see the module for the rules).
 
     Args:
-        logits: of spans. The context's tokens are consecutive in a window.
+        logits: Logits of spans. The context's tokens are consecutive in a window.
         rule: which spans are candidates.
-        n_best: how many candidates to keep per question, besides no answer.
+        n_best: Number of candidates to keep per question, besides no answer.
         max_answer_length: most tokens of a span, for the rule ``n-best``.
 
     Returns:
@@ -190,7 +190,7 @@ def apply_threshold(
 
     Args:
         predictions: by question id.
-        threshold: in logits; None never abstains.
+        threshold: Threshold in logits; None never abstains.
     """
     return {
         question_id: "" if threshold is not None and p.na_score > threshold else p.text

@@ -157,8 +157,8 @@ def score_files(
         predictions: JSON ``{"question id": "answer text", …}``.
         data: a SQuAD file, v1.1 or v2.0.
         na_prob: JSON ``{"question id": no-answer probability, …}``.
-        na_prob_thresh: as in `squad_metrics`.
-        skip_bad: leave malformed parts of the data file out of the score.
+        na_prob_thresh: As in `squad_metrics`.
+        skip_bad: Leave malformed parts of the data file out of the score.
 
     Returns:
         The metrics of `squad_metrics`. Predictions of ids that the data file does not have, and

@@ -268,7 +268,7 @@ def read_squad(path: Path, *, skip_bad: bool = False) -> SquadData:
         path: a ``.json`` file in the form of SQuAD v1.1 or v2.0 or with a list of rows, a
             ``.jsonl``, ``.csv`` or ``.tsv`` file of rows, each perhaps with ``.gz``, or a
             ``.parquet`` file of rows.
-        skip_bad: leave out malformed articles, paragraphs and questions and report them in
+        skip_bad: Leave out malformed articles, paragraphs and questions and report them in
             ``skipped``. A file that cannot be read at all, or of which no question is left, is an
             error all the same.
 
@@ -302,7 +302,7 @@ def load_squad(source: str, split: str, *, skip_bad: bool = False) -> SquadData:
             context and answers {text, answer_start} (``squad_v2``, ``squad``), by its hub name or
             as a folder.
         split: the hub split; ``dev`` means the hub's ``validation``. A file is one split.
-        skip_bad: as in `read_squad`.
+        skip_bad: As in `read_squad`.
 
     Raises:
         InputError: the source cannot be loaded, or holds malformed questions.

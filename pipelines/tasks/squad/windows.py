@@ -74,7 +74,7 @@ def cut(
     """The windows of one question, with labels.
 
     Args:
-        index: of the question.
+        index: Index of the question.
         question: with its answers.
         context: its tokens.
         room: most context tokens of a window.
@@ -117,7 +117,7 @@ def question_windows(
     """Tokenise questions and contexts and cut them into windows.
 
     Args:
-        questions: whose windows to make.
+        questions: Questions whose windows are made.
         tokenizer: a fast (Rust) tokenizer.
         max_length: most tokens of a window, special tokens included.
         max_question_length: most tokens of a question; what is beyond is cut off.
