@@ -40,7 +40,7 @@ def load_class(target: str, what: str, *, named: bool = False) -> Any:
 
     Args:
         target: the dotted path.
-        what: what it should be, for the message: head, task.
+        what: Its kind, for the message: head, task.
         named: the user wrote this path: a module that is not installed is also looked for in the
             current folder, for itself alone, so that no file there can stand for another module.
 

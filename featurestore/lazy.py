@@ -163,7 +163,7 @@ def pooled_dataset(
     """Pooled splits of the same examples as one lazy dataset.
 
     Args:
-        splits: by pooling; each complete, with one vector per example and the same plan.
+        splits: Splits by pooling; each complete, with one vector per example and the same plan.
         layers: indices of hidden states; all that every one of the splits holds by default.
 
     Returns:

@@ -163,7 +163,7 @@ def open_writer(
 
     Args:
         store: folder or fsspec URL of the store; made if it does not exist.
-        spec: what to write.
+        spec: Description of the split that is written.
         contents: the plan and everything beside the activations.
         calibrate: called when a quantised split is created; gives its channel statistics.
         mend: shards of the plan to write again although they are recorded; everything beside the

@@ -101,7 +101,7 @@ def checked(options: FinetuneOptions, save_at: Tags | None) -> FinetuneOptions:
     """Options whose values are allowed, with the snapshots that are asked for.
 
     Args:
-        options: as they were given.
+        options: Options as they were given.
         save_at: fractions of an epoch; None leaves the options as they are.
 
     Raises:

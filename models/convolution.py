@@ -137,7 +137,7 @@ def over_windows(convolve: Callable[[Tensor], Tensor], image: Tensor, rows: Rows
     Args:
         convolve: (1, channels, rows, width) → (1, its channels, rows, its width).
         image: (tokens, channels, 1, width).
-        rows: where the tokens lie.
+        rows: Rows of the tokens.
 
     Returns:
         (tokens, its channels, 1, its width).

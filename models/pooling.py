@@ -156,7 +156,7 @@ class Reduction(nn.Module):
     Args:
         layers: number of hidden states, the embedding output included.
         hidden: width of the hidden states.
-        pooling: how the layers become one, or None to keep them.
+        pooling: Way in which the layers become one, or None to keep them.
         size: width of a `SharedAdapter` after that, or None to keep the width.
     """
 

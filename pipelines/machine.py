@@ -305,7 +305,7 @@ def examine_disk(folder: Path) -> list[Finding]:
     """Speed of the disk, and what is free.
 
     Args:
-        folder: where activations are, or will be.
+        folder: Folder of the activations, there or to be made.
     """
     place = existing(folder)
     free = shutil.disk_usage(place).free

@@ -143,9 +143,9 @@ def check_made_from(
 
     Args:
         place: Place of what was kept, for the message.
-        there: what that was made from.
-        here: what it would be made from now.
-        mend: what can be done.
+        there: Origin that was recorded.
+        here: Origin that it would have now.
+        mend: Next step.
 
     Raises:
         ProvenanceError: they differ; names the field and both values.

@@ -118,8 +118,8 @@ def parts(weights: Sequence[float], unit: str) -> list[Part]:
     taken to have as many.
 
     Args:
-        weights: how much work each is, in any unit.
-        unit: what one of them is called: ``split``.
+        weights: Amount of work of each, in any unit.
+        unit: Name of one of them: ``split``.
     """
     job = _Job(weights, unit)
     return [Part(job, index) for index in range(len(job.weights))]
@@ -151,7 +151,7 @@ def progress(total: int, desc: str | None, unit: str, *, initial: int = 0) -> _T
         total: Number of units the work has.
         desc: Name of the work, in one or two words; None shows nothing, where it is a part
             of what another bar shows.
-        unit: what is counted (``example``, ``step``).
+        unit: Name of what is counted (``example``, ``step``).
         initial: units done before this process started (a resumed run).
 
     Returns:

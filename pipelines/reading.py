@@ -110,9 +110,9 @@ def parse_numbers(value: Numbers, option: str, such_as: str) -> tuple[float, ...
     """``0,0.1,1`` → numbers.
 
     Args:
-        value: what was given.
-        option: for the message.
-        such_as: what is allowed, for the message.
+        value: Value that was given.
+        option: Option that the message names.
+        such_as: Example of what is allowed, for the message.
 
     Raises:
         InputError: a part is not a number.

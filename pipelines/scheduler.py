@@ -183,7 +183,7 @@ def map_here(function: Callable[[A], B], items: Sequence[A], desc: str | None = 
 
     Args:
         function: mostly products and decompositions of matrices.
-        items: what it is called with.
+        items: Items that it is called with.
         desc: label of a progress bar; None shows none.
     """
     with _one_blas_thread(), ThreadPoolExecutor(CPU_COUNT) as pool:

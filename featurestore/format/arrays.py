@@ -65,7 +65,7 @@ def array_files(
 
     Args:
         name: Name of the array.
-        record: what it is.
+        record: Record of the array.
         values: its values; without them only its metadata is made.
     """
     shape, dims = tuple(record.shape), tuple(record.dims)

@@ -278,8 +278,8 @@ def first_difference(
     """The first field in which two records differ; records inside records are looked into.
 
     Args:
-        there: what was kept.
-        here: what it is compared with.
+        there: Values that were recorded.
+        here: Values that it is compared with.
         fields: Fields that are compared, in this order; None is all, those of ``there`` first.
 
     Returns:

@@ -258,7 +258,7 @@ def full_disk_named(where: object) -> Iterator[None]:
     """Say what a full disk or quota should say; any other error stays as it is.
 
     Args:
-        where: what is on the disk, for the message.
+        where: Subject on the disk, for the message.
 
     Raises:
         DiskSpaceError: the disk is full.

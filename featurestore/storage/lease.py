@@ -38,7 +38,7 @@ class Lease:
     """A lease that this process holds from `acquire` to `release`.
 
     Args:
-        objects: where its object is.
+        objects: Objects among which the lease's lies.
         path: Path of the object.
         name: Name of the object, for messages.
         what: Action of the holder, for messages.

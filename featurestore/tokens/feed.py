@@ -200,7 +200,7 @@ class ShardRing:
         most: pieces that are held: those that are needed at a time, and those that are read
             meanwhile.
         early: shards that are opened before there is room for them.
-        threads: that open and read; 0 do it in the caller's.
+        threads: Threads that open and read; 0 do it in the caller's.
     """
 
     def __init__(

@@ -189,7 +189,7 @@ class ShardBuffer:
 
     Args:
         layout: Layout of the split.
-        nonfinite: what to do about NaN and infinity (see `encode`).
+        nonfinite: Treatment of NaN and infinity (see `encode`).
         stats: channel statistics, where they are known.
         losses: What small values lost in the buffers of the same writer.
 

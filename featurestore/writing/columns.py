@@ -172,7 +172,7 @@ def check_same(columns: Mapping[str, Column], there: Mapping[str, Column], what:
 
     Args:
         columns: what it has.
-        there: what they have.
+        there: Values that they have.
         what: names it, for the message.
 
     Raises:

@@ -199,7 +199,7 @@ def too_few(tokens: int, hidden: int) -> str:
     """Sentence on correlations that are too high by chance.
 
     Args:
-        tokens: that entered.
+        tokens: Tokens that entered.
         hidden: channels of the wider side.
     """
     return (

@@ -341,7 +341,7 @@ def product(x: NDArray[Any], y: NDArray[Any], total: Array | None = None) -> Arr
     Args:
         x: of one layer.
         y: of the layers that it meets.
-        total: what it is added to, in its memory.
+        total: Sum that it is added to, in its memory.
     """
     shape = x.shape[1], *y.shape[1:]
     width = shape[1] * shape[2]

@@ -307,7 +307,7 @@ def languages_of_groups(
 
     Args:
         read: gives the vectors of a layer.
-        groups: for each group, (its texts,) rows of these vectors.
+        groups: Rows of the vectors of each group, (its texts,) each.
         names: Names of the groups.
         layers: numbers of the layers.
         translations: Whether the n-th text of each group says the same as the n-th of all others.

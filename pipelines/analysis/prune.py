@@ -369,7 +369,7 @@ def pruning(
 
     Args:
         model: with the output layer of ``task``; left as it was.
-        task: what it was fine-tuned for.
+        task: Task that it was fine-tuned for.
         ranked: the items that order the heads.
         scored: other items, for the curve.
         orders: random orders that stand beside it.

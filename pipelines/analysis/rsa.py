@@ -212,7 +212,7 @@ def rsa_of_arrays(
     than 1e-6 from those in float64.
 
     Args:
-        splits: by name; all with the same layers.
+        splits: Splits by name; all with the same layers.
         n_tokens: Number of tokens of a sample, drawn without replacement; of a split that has no
             more, all enter.
         repeats: samples of a split, drawn independently.

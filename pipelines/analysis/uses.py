@@ -112,7 +112,7 @@ def sample_uses(
     Args:
         ids: (tokens,) of windows behind one another.
         lengths: (windows,) tokens of each window.
-        vocabulary: what ids are.
+        vocabulary: Vocabulary of the ids.
         most: uses of all words together.
         of_word: uses of a word.
         seed: Seed of the sample.

@@ -128,7 +128,7 @@ def audit_split(
 
     Args:
         split: a complete one.
-        reference: what it should hold.
+        reference: Values that it should hold.
         sample: Number of examples, drawn without putting back.
         seed: Seed of the sample.
         tolerance: what the encoder may give otherwise, in parts of a state's distance from the

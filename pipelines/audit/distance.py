@@ -95,7 +95,7 @@ def allowed(
         computed: (tokens, layers, hidden) of the stored layers.
         measure: Measure of the sample.
         layers: (layers,) which hidden states they are.
-        tolerance: what the encoder may give otherwise.
+        tolerance: Largest difference that the encoder may make.
 
     Returns:
         (tokens, layers) in the units of `distances`.

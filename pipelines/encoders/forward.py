@@ -94,7 +94,7 @@ def packed_attention(
         key: likewise.
         value: likewise.
         attention_mask: none is needed.
-        packing: which tokens are a window.
+        packing: Token ranges of the windows.
         scaling: Scaling of the scores.
 
     Returns:

@@ -45,7 +45,7 @@ class KeptStates:
     Pooled as soon as they are there, the states of a layer need not outlive it.
 
     Args:
-        layers: by what is kept of each window, the indices of the hidden states, ascending.
+        layers: Indices of the hidden states, ascending, by token pooling.
         hidden_size: Hidden size of a hidden state.
         where: they are kept.
     """

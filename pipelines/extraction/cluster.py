@@ -59,7 +59,7 @@ def write_shards(
     Args:
         job: Job that decides the activations.
         grants: the right to write each split.
-        shards: by number, the splits that lack it.
+        shards: Splits that lack each shard, by number.
 
     Returns:
         The records of all these shards, and the seconds spent computing.
@@ -169,7 +169,7 @@ class ClusterWork:
     """Computes and writes shards on the workers of a cluster, as `ShardWork` does here.
 
     Args:
-        writers: by what they keep of a window; their locks are held by this process.
+        writers: Writers by token pooling; their locks are held by this process.
         job: Job that decides the activations.
         scheduler: address of the cluster, ``tcp://host:port``.
 
@@ -197,7 +197,7 @@ class ClusterWork:
         """Write shards; gives the record of each once it is known to be committed.
 
         Args:
-            shards: by number, the splits that lack it.
+            shards: Splits that lack each shard, by number.
 
         Raises:
             InputError: no answer from the cluster.

@@ -57,7 +57,7 @@ def split_contents(
         task: Task of the data.
         windows: Windows of the split, in the order of the data.
         items: Items that they were made from.
-        tokens: which are kept.
+        tokens: Tokens that are kept.
         seed: permutes the stored order; None keeps that of the data.
         shard_tokens: Capacity of a shard; None takes what suits the tokens.
     """

@@ -66,7 +66,7 @@ def extract(
         workspace: with the snapshot; ``0e`` and ``untrained`` are made where they are missing.
         tag: Tag of the snapshot.
         options: Options of what is kept, and how.
-        shards: which to write, of those that are missing; all of them by default.
+        shards: Missing shards to write; all of them by default.
         mend: write everything beside the shards again, and ``shards`` even where they are there.
         lossy: Whether a pooling may be taken of stored tokens in a lossy encoding.
         **changes: fields of `ExtractOptions` that differ from ``options``.

@@ -69,7 +69,7 @@ def wanted_layers(
             has the number ``depth + 1`` and is of [CLS] alone.
         concat: see `parse_concat`.
         depth: transformer layers of the encoder.
-        stored: which there are, stored or to be.
+        stored: Layers that there are, stored or to be.
 
     Raises:
         InputError: there is no such layer, or a part of ``concat`` cannot be read.
@@ -85,7 +85,7 @@ def parse_inputs(text: str, depth: int, stored: Sequence[int]) -> list[Layers]:
         text: parts between commas: ``all`` as None of `wanted_layers`, a number, ``first``,
             ``last``, or several as `parse_concat` reads them.
         depth: transformer layers of the encoder.
-        stored: which there are, stored or to be.
+        stored: Layers that there are, stored or to be.
 
     Raises:
         InputError: a part is none of these, joins a layer with itself, or there is no such hidden

@@ -44,10 +44,10 @@ class ShardWork:
     from one forward pass.
 
     Args:
-        writers: by what they keep of a window; all have the same plan.
+        writers: Writers by token pooling; all have the same plan.
         windows: Windows of the split, in the order of the data.
         source: Source of hidden states, the encoder most often; it gives out what the writers keep.
-        nonfinite: what to do about NaN and infinity (see `encode`).
+        nonfinite: Treatment of NaN and infinity (see `encode`).
 
     Attributes:
         seconds: spent computing so far: forward pass and encoding.
@@ -75,7 +75,7 @@ class ShardWork:
         """Write shards; gives the record of each once it is committed.
 
         Args:
-            shards: by number, the splits that lack it.
+            shards: Splits that lack each shard, by number.
 
         Raises:
             NonFiniteError: names shard and window.

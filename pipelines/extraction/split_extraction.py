@@ -191,7 +191,7 @@ class SplitExtraction:
         """Write what is missing.
 
         Args:
-            shards: which, of those that are missing; None is all of them.
+            shards: Missing shards to write; None is all of them.
             mend: write everything beside the shards again, and ``shards`` even if they are there.
         """
         total = {

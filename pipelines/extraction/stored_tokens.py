@@ -77,7 +77,7 @@ class StoredTokens:
 
     Args:
         split: complete, of all tokens.
-        layers: by pooling, the indices of the hidden states, ascending.
+        layers: Indices of the hidden states, ascending, by pooling.
 
     Attributes:
         device: where it computes: where the store is read.

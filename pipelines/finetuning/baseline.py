@@ -28,7 +28,7 @@ def evaluate_bert(workspace: Workspace, tag: str) -> BertScores:
     ``tune``, which no training saw, never on dev.
 
     Args:
-        workspace: where the snapshot is.
+        workspace: Workspace of the snapshot.
         tag: Tag of the snapshot.
 
     Returns:
@@ -83,7 +83,7 @@ def scored(
 
     Args:
         workspace: with the data.
-        snapshot: as it is to be run.
+        snapshot: Snapshot as it is to be run.
         folder: for its logits and predictions.
         where: see `logits_on`.
         command: likewise.

@@ -72,7 +72,7 @@ def finetune(
             current folder one.
         options: settings of a new workspace; of an existing one they must agree with it.
         resume: refuse to make a new workspace.
-        resume_every_seconds: at most this much work is lost when the process is killed.
+        resume_every_seconds: Most seconds of work that a kill loses.
         evaluate: also score BERT at every snapshot.
 
     Returns:

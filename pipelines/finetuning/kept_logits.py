@@ -116,7 +116,7 @@ def logits_on(
         snapshot: Snapshot that leaves them.
         task: Task that it was fine-tuned for.
         command: Command that makes them, for messages.
-        folder: where they are kept; None is the encoder's own.
+        folder: Folder in which they are kept; None is the encoder's own.
         where: device that it is run on, in float32; None is this machine's accelerator, and the
             precision of the workspace.
 
@@ -208,8 +208,8 @@ def predict_logits(
 
     Args:
         model: with the output layer of ``task``; it is moved to the device.
-        task: what it was fine-tuned for.
-        windows: what to run it over.
+        task: Task that it was fine-tuned for.
+        windows: Windows to run it over.
         padding: vocabulary index of the padding token.
         precision: arithmetic of the forward pass.
         desc: name of the progress bar; None shows none.

@@ -177,7 +177,7 @@ def measure_latency(
 
     Args:
         workspace: with the snapshot and the heads.
-        trained: for each head the snapshot that it was trained on, and its run's name.
+        trained: Snapshot that each head was trained on, and its run's name.
         tag: snapshot of the encoder.
         windows: Windows of dev, evenly spread; all where there are fewer.
         batch_size: windows of a forward pass.

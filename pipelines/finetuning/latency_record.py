@@ -83,7 +83,7 @@ def read_latencies(workspace: Workspace, left_out: list[str]) -> list[Latencies]
     """Measured latencies of a workspace, a record for each snapshot.
 
     Args:
-        workspace: where it was measured.
+        workspace: Workspace in which it was measured.
         left_out: see `read_current`.
     """
     latencies = read_current(workspace, workspace.root.glob(FILES), _read, left_out)

@@ -32,7 +32,7 @@ class Chooser:
 
     Args:
         keys: Keys of the prompts.
-        temperature: what logits are divided by; 0 takes the likeliest token.
+        temperature: Divisor of logits; 0 takes the likeliest token.
         top_p: see `nucleus`.
         seed: Seed of the draws.
         before: Changes to the divided logits, in front of the nucleus (see `TextSettings`).

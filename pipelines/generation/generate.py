@@ -179,7 +179,7 @@ class Generation:
     Args:
         loaded: the decoder.
         prompts: Prompts in the order of the data.
-        options: how, and what is kept.
+        options: Options of the extraction.
 
     Raises:
         InputError: the model is no decoder, has no such layer or site, or options contradict each

@@ -62,7 +62,7 @@ def read_prompts(
     Args:
         source: Source of texts or conversations (see `tasks.documents`).
         tokenizer: a fast one.
-        task: what the rows are.
+        task: Task of the rows.
         column: Column of the texts.
         split: Split of the source; None where it has one alone.
         longest: tokens that the decoder takes.

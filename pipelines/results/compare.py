@@ -61,7 +61,7 @@ def compare(
         first: ``NAME[:TRAINED_ON[:CHECKPOINT]]`` of `systems.find_system`.
         second: likewise.
         metric: one that both systems have; None is the task's own.
-        split: what they were scored on.
+        split: Split that they were scored on.
         by: Unit that is drawn: all items of one text, which are not independent, or single items.
         resamples: Number of resamples.
         seed: Seed of the draws.
@@ -205,7 +205,7 @@ def sentence(
         second: the second.
         metric: Metric that was compared.
         d: what came out.
-        words: what clusters and items are called.
+        words: Names of clusters and items.
     """
     name = "exact match" if metric == "exact" else METRICS[metric].name
     if d.difference == 0 and d.low == 0 == d.high:

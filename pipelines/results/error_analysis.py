@@ -335,7 +335,7 @@ def group_scores(
     """Mean scores of each group, in per cent; BERT's with ``bert_`` in front.
 
     Args:
-        groups: by grouping and name the items of each group.
+        groups: Items of each group, by grouping and name.
         answers: Answers of the system.
         baseline: BERT's.
         trivial: Whether never answering, or the largest class, is right on each item; its score is

@@ -91,7 +91,7 @@ class Head(nn.Module):
             named: dotted path ``package.module:Class`` of the head's class, where it is one of
                 somebody's own: what a configuration names by itself is never imported.
             revision: branch, tag or commit on the hub.
-            token: for the hub; by default that of the environment or of its login.
+            token: Token for the hub; by default that of the environment or of its login.
             cache_dir: where downloads are kept; by default the hub's cache.
             local_files_only: Take what the cache has, and ask nobody.
 
@@ -160,7 +160,7 @@ class Head(nn.Module):
             revision: branch to send to, made where there is none.
             license: License that the card names; by default it names none.
             replace: Take the place of what `push` did not send, or of another kind of thing.
-            token: for the hub; by default that of the environment or of its login.
+            token: Token for the hub; by default that of the environment or of its login.
 
         Returns:
             The address of the repository.

@@ -85,7 +85,7 @@ def ask(
     """Call a function of huggingface_hub, again where its error may pass.
 
     Args:
-        what: is asked for or written, for messages.
+        what: Subject of the call, for messages.
         function: Function to call; a second call must do no harm.
         args: Positional arguments of the function.
         kwargs: Keyword arguments of the function.

@@ -356,10 +356,10 @@ def check_same(where: str, here: SplitRecord, there: SplitRecord, remedy: str) -
     """Refuse a split that is another one where it is to go.
 
     Args:
-        where: that is.
+        where: Place, for the message.
         here: its record.
         there: the record of the split of that name there.
-        remedy: what to do, for the message.
+        remedy: Next step, for the message.
 
     Raises:
         ProvenanceError: they tell of different activations.

@@ -139,7 +139,7 @@ def send(
             begins with the manifest, by which a push that goes on knows the repository for its own.
         message: Message of the commits.
         private: Whether a new repository is; None is what its owner has as the default.
-        remedy: what to do where the hub does not take so many or so large files.
+        remedy: Next step where the hub does not take so many or so large files.
         base: as `base_of` found it, and nothing was pushed since.
         removed: paths in ``base`` that the first commit takes away.
 

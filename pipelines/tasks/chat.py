@@ -121,7 +121,7 @@ def continued(prompt: str, completion: str, tokenizer: Any) -> Tokens:
     A token that stands for the end of the one and the beginning of the other is the completion's.
 
     Args:
-        prompt: what comes first.
+        prompt: Text that comes first.
         completion: Completion that is learned.
         tokenizer: a fast one.
     """

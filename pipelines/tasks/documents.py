@@ -67,7 +67,7 @@ def offered_splits(source: str, task: str, forms: Sequence[str] = FORMS) -> tupl
 
     Args:
         source: path of a file or folder, or a name on the hub.
-        task: what it is read for.
+        task: Task that it is read for.
         forms: Forms of its files.
 
     Raises:

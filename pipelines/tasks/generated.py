@@ -275,7 +275,7 @@ def write_facts(path: Path, n_questions: int, *, seed: int) -> None:
     Args:
         path: the file to write.
         n_questions: Number of questions, a multiple of 3.
-        seed: which.
+        seed: Seed of the draw.
 
     Raises:
         InputError: as for `make_facts`.
@@ -315,7 +315,7 @@ def make_paragraphs(n_questions: int, *, seed: int) -> list[FactParagraph]:
 
     Args:
         n_questions: Number of questions, a multiple of 3.
-        seed: at least 0.
+        seed: Seed, at least 0.
 
     Raises:
         InputError: the number is not a positive multiple of 3, or the seed is negative.

@@ -96,7 +96,7 @@ class Logits:
 
         Args:
             path: ``….safetensors``.
-            metadata: what else is kept in the file.
+            metadata: Further values that are kept in the file.
 
         Raises:
             DiskSpaceError: the disk is full.
@@ -116,7 +116,7 @@ class Logits:
 
         Args:
             path: ``….safetensors``.
-            windows: what they must be of.
+            windows: Windows that they must be of.
             command: Command that makes them, for the messages.
             sha256: SHA-256 of the file, where it is known.
 

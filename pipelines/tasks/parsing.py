@@ -290,7 +290,7 @@ def attached(parse: str, tree: Tree) -> Attached:
     counts, punctuation too.
 
     Args:
-        parse: as `written` gives it.
+        parse: Parser as `written` gives it.
         tree: the gold one.
 
     Raises:
@@ -331,7 +331,7 @@ def named(parse: str, classes: Sequence[str]) -> str:
     """A parse with the names of relations: ``2:nsubj 0:root 2:obj``.
 
     Args:
-        parse: as `written` gives it.
+        parse: Parser as `written` gives it.
         classes: names of the relations.
     """
     words = (word.partition(":") for word in parse.split(" "))

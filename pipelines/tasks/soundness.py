@@ -58,7 +58,7 @@ def soundness(splits: Mapping[str, Iterable[Example]]) -> dict[str, SplitSoundne
     Splits of other names than `_ORDER` are parts of no whole, and are not compared.
 
     Args:
-        splits: by name, the examples.
+        splits: Examples of each split, by name.
     """
     soundness_of, before = {}, dict[str, set[Hashable]]()
     for name in sorted(splits, key=lambda x: _ORDER.index(x) if x in _ORDER else len(_ORDER)):

@@ -92,7 +92,7 @@ def find_file(source: str | Path, names: Sequence[str], task: str) -> Path:
     Args:
         source: path of a file or of a folder.
         names: paths inside the folder, in order of preference; each may also end with ``.gz``.
-        task: what the file is for.
+        task: Task that the file is for.
 
     Raises:
         InputError: there is none; names what was looked for.
@@ -123,7 +123,7 @@ def splits_in(source: str | Path, files: Mapping[str, Sequence[str]], task: str)
     Args:
         source: path of a file or of a folder.
         files: by split, its names as `find_file` takes them.
-        task: what the files are for.
+        task: Task that the files are for.
 
     Raises:
         InputError: there is no such file or folder, or it holds none of them.
@@ -162,7 +162,7 @@ def load_hub(source: str, split: str, columns: Sequence[str]) -> Any:
 
     Args:
         source: ``owner/name``, ``owner/name:config``, or a folder of Parquet files.
-        split: as the hub calls it.
+        split: Name of the split on the hub.
         columns: it must have.
 
     Returns:

@@ -173,7 +173,7 @@ class Task(ABC):
         A window's loss must not depend on its batch: steps weight batches by their windows.
 
         Args:
-            output: what the model gave for ``batch.inputs``.
+            output: Output of the model for ``batch.inputs``.
             batch: with ``labels``.
         """
 
@@ -188,7 +188,7 @@ class Task(ABC):
         something else, such as words, says here which they are.
 
         Args:
-            output: what the model gave for ``batch.inputs``.
+            output: Output of the model for ``batch.inputs``.
             batch: with marks; its labels are not read.
         """
         spans = self.kind == "span"

@@ -180,7 +180,7 @@ def evaluate_across(
 
     Args:
         workspace: with the heads and the activations.
-        trained: for each head the snapshot that it was trained on, and its name.
+        trained: Snapshot that each head was trained on, and its name.
         tag: snapshot whose activations they are evaluated on.
         split: Split that is scored.
         precision: arithmetic of the heads: auto, 32 or bf16.

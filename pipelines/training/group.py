@@ -48,7 +48,7 @@ class Group:
     """The processes that train together; of one alone every method does nothing.
 
     Args:
-        rank: which of them this is.
+        rank: Number of this one among them.
     """
 
     def __init__(self, rank: Rank) -> None:
@@ -70,7 +70,7 @@ class Group:
         """Compare what ranks must have in common; each of them raises where one has another.
 
         Args:
-            seen: by what it is called, in the same order on every rank.
+            seen: Values by name, in the same order on every rank.
 
         Raises:
             RanksDifferError: names the ranks, and what they see otherwise than the first.

@@ -200,7 +200,7 @@ def run_logger(
         name: csv, tensorboard, wandb or mlflow.
         folder: Folder of the snapshot's heads.
         title: Title of the run.
-        settings: what the weights depend on, as JSON values.
+        settings: Settings that the weights depend on, as JSON values.
 
     Raises:
         InputError: its package is not installed.

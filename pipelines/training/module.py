@@ -157,7 +157,7 @@ class HeadsModule(pl.LightningModule):
 
     Args:
         heads: modules by run.
-        task: what they learn.
+        task: Task that they learn.
         ranks: (examples,) rank of every example of the split (see `runs.ranks`).
         batch_size: examples per step of a head.
         lr: learning rate of Adam (the paper: 1e-3).

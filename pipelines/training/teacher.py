@@ -115,7 +115,7 @@ class Teacher:
         logits: Logits of the teacher.
         rows: (examples,) window of each example that the student is given; None where examples are
             the windows in their order.
-        temperature: what logits of both are divided by.
+        temperature: Divisor of both sides' logits.
         labels_weight: part of the loss that labels have; with 1 the teacher is not asked at all,
             and the student learns as it would without.
     """
@@ -188,7 +188,7 @@ class Teacher:
             output: Output of the student for a batch.
             examples: (batch,) positions of its examples.
             loss: Loss of the labels, reduced over the batch.
-            reduction: how.
+            reduction: Kind of reduction.
         """
         if self._weight == 1:
             return loss

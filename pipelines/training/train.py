@@ -165,7 +165,7 @@ def train(
         overwrite: replace heads that were trained otherwise.
         logger: where losses go too, under ``heads/<tag>/`` (see `run_logger`).
         readers: threads that read shards; by default chosen by the size of a batch.
-        resume_every_seconds: at most this much work is lost when the process is killed.
+        resume_every_seconds: Most seconds of work that a kill loses.
 
     Returns:
         What each head's training came to, in the order of ``names``.

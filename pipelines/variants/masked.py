@@ -175,7 +175,7 @@ def masked_words(input_ids: Tensor, real: Tensor, masking: Masking) -> tuple[Ten
     Args:
         input_ids: (batch, seq)
         real: (batch, seq) where there is no padding.
-        masking: by which tokenizer.
+        masking: Tokenizer whose mask it is.
 
     Returns:
         The indices with masks, and which were chosen, (batch, seq) each, on the device of

@@ -130,7 +130,7 @@ class Variant:
 
         Args:
             model: Model that is trained.
-            task: what it is trained for.
+            task: Task that it is trained for.
             batch: with labels, on the model's device.
             output: what the model gave for it, with ``hidden_states`` where a variant
                 `reads_states`: (batch, seq, hidden) each, the last one last; those below frozen
@@ -175,7 +175,7 @@ def restore(variants: Sequence[Variant], model: PreTrainedModel, folder: Path) -
 
     Args:
         variants: Variants that it was made by.
-        model: as transformers reads it.
+        model: Model as transformers reads it.
         folder: Folder of the snapshot.
 
     Raises:
@@ -210,7 +210,7 @@ def fraction(variant: Variant, *, one: bool = False) -> float:
     """The argument as a number between 0 and 1, both left out.
 
     Args:
-        variant: whose argument.
+        variant: Variant whose argument it is.
         one: 1 is allowed too.
 
     Raises:

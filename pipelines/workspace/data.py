@@ -75,7 +75,7 @@ def check_source(option: str, source: str | None) -> None:
     """Refuse a path where nothing is; what may be a name of the hub is not looked for.
 
     Args:
-        option: for the message.
+        option: Option that the message names.
         source: path or name.
 
     Raises:

@@ -27,7 +27,7 @@ def only_tag(tags: Iterable[str], what: str, option: str = "--checkpoint") -> Sn
 
     Args:
         tags: the candidates.
-        what: what they are, for the message.
+        what: Their name, for the message.
         option: Option of the command line that names one, for the message.
 
     Raises:

@@ -100,7 +100,7 @@ def extraction_command(split: StoredSplit, tokens: TokenPooling) -> str:
 
     Args:
         split: stored, in part.
-        tokens: what is kept where the command does not say it.
+        tokens: Tokens that are kept where the command does not say it.
     """
     options = stored_options(split)
     if options.tokens == (tokens,):

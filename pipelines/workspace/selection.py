@@ -77,7 +77,7 @@ def select_items(
         split: Split of the workspace.
         task: how large the parts are that are held out.
         finetune: Settings that say how many items are taken, and the seed.
-        kind: what keeps items together.
+        kind: Key that keeps items together.
     """
     if source_split(split, task) != "train":
         return items
@@ -284,8 +284,8 @@ def hold_out_groups(
         items: Items of a training split.
         fraction: part of the distinct groups to hold out, 0 ≤ fraction < 1; the number is rounded,
             but above 0 it is at least one group, if there are two.
-        group: what keeps items together, such as their text.
-        seed: which groups.
+        group: Key that keeps items together, such as their text.
+        seed: Seed of the choice of groups.
 
     Returns:
         (kept, held out), both in the order given.

@@ -80,7 +80,7 @@ def save_snapshot(
     """Save a snapshot as ``folder``: whole or not at all.
 
     Args:
-        folder: where; an unfinished folder there is replaced.
+        folder: Folder of the result; an unfinished one is replaced.
         model: with the output layer of its task.
         tokenizer: its fast tokenizer.
         config: the workspace's settings, recorded as provenance.
@@ -89,7 +89,7 @@ def save_snapshot(
         steps_per_epoch: optimiser steps in one epoch.
         seconds: wall time of fine-tuning so far.
         seconds_per_step: median wall time of its steps.
-        trained_parameters: how many of the parameters are trained.
+        trained_parameters: Number of trained parameters.
     """
     with new_folder(folder) as temporary, quiet_transformers():
         model.save_pretrained(temporary)

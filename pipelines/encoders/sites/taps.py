@@ -27,7 +27,7 @@ class Taps:
 
     Args:
         model: the encoder.
-        sites: by the numbers that they are to have.
+        sites: Sites by the numbers that they are to have.
 
     Raises:
         InputError: this version of transformers has no such module.
@@ -44,7 +44,7 @@ class Taps:
         Nothing is copied or kept here: what is taken may change once ``take`` has returned.
 
         Args:
-            take: is called once for each site and pass.
+            take: Function that is called once for each site and pass.
 
         Raises:
             InputError: a module reads or gives something else than vectors of the hidden size.

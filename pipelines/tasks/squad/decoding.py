@@ -78,7 +78,7 @@ def decode(
 
     Args:
         logits: Logits of spans. The context's tokens are consecutive in a window.
-        rule: which spans are candidates.
+        rule: Rule of which spans are candidates.
         n_best: Number of candidates to keep per question, besides no answer.
         max_answer_length: most tokens of a span, for the rule ``n-best``.
 
@@ -189,7 +189,7 @@ def apply_threshold(
     """Answer texts in the official form: ``""`` where `na_score` is above the threshold.
 
     Args:
-        predictions: by question id.
+        predictions: Predictions by question id.
         threshold: Threshold in logits; None never abstains.
     """
     return {
@@ -207,7 +207,7 @@ def tune_threshold(
     everywhere; of equally good ones the lowest is taken.
 
     Args:
-        predictions: by question id; one for each of the questions.
+        predictions: Predictions by question id, one for each of the questions.
         questions: the part to tune on.
 
     Returns:
