@@ -132,7 +132,8 @@ class SplitReader(StoredSplit):
             first: Take the first token of each example alone, as [CLS] is.
 
         Returns:
-            None of float encodings, whose errors are parts of the values (`RELATIVE_ROUNDING`).
+            None of float encodings, whose errors are parts of the values
+            (`Encoding.relative_rounding`).
 
         Raises:
             CorruptStoreError: a scale or a shard's record is damaged.

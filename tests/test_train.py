@@ -11,6 +11,7 @@ import time
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,11 @@ from bertvision.pipelines.training.train import own_seconds, train
 from bertvision.pipelines.training.trained_head import load_head
 from bertvision.pipelines.workspace.heads import only_tag, trained_heads
 from bertvision.pipelines.workspace.job_options import TrainOptions
-from bertvision.pipelines.workspace.records import read_run_config, read_run_metrics
+from bertvision.pipelines.workspace.records import (
+    RunTraining,
+    read_run_config,
+    read_run_metrics,
+)
 from bertvision.pipelines.workspace.reproduce import training_command
 from bertvision.pipelines.workspace.runs import Run, ranks
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -618,3 +623,9 @@ def test_the_data_module_takes_a_sampler_and_resumes_with_no_other(workspace: Wo
         other.load_state_dict(state)
         with pytest.raises(InputError, match=r"of ByLength\(longest_first=False\), .* the same"):
             other.train_dataloader()
+
+
+def test_every_option_of_training_is_recorded_with_the_run() -> None:
+    """A record leaves out names that it does not know, so that a new option would be lost."""
+    options = {field.name for field in dataclass_fields(TrainOptions)} - {"layers"}
+    assert options | {"seed", "fraction"} == set(RunTraining.model_fields)

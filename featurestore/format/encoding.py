@@ -418,10 +418,6 @@ def decode_numpy(
     return states
 
 
-RELATIVE_ROUNDING = {"float32": 0.0, "float16": 2.1e-4, "bfloat16": 1.67e-3}
-"""Root mean square of the rounding errors of float encodings, as a part of the value."""
-
-
 def squared_steps(
     scale: npt.NDArray[Any], stats: ChannelStats, encoding: Encoding
 ) -> npt.NDArray[np.float64]:

@@ -33,6 +33,8 @@ class Encoding(NamedTuple):
         group: channels that share a scale; 0: all do.
         packed: channels in a code, 1 or 2.
         scale_dtype: of the scale on disk, in numpy and in torch; of no meaning without one.
+        relative_rounding: root mean square of the rounding errors of a float encoding, as a part of
+            the value.
     """
 
     name: EncodingName
@@ -42,11 +44,17 @@ class Encoding(NamedTuple):
     group: int = 0
     packed: int = 1
     scale_dtype: str = "float32"
+    relative_rounding: float = 0.0
 
     @property
     def quantised(self) -> bool:
         """Whether codes come with a scale and channel statistics."""
         return self.levels > 0
+
+    @property
+    def exact(self) -> bool:
+        """Whether values of float32 are kept to the last bit."""
+        return not self.quantised and self.relative_rounding == 0
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -81,8 +89,8 @@ ENCODINGS: dict[str, Encoding] = {
     for encoding in (
         Encoding("int8", "int8", 1, levels=127),
         Encoding("int4", "uint8", 1, levels=7, group=64, packed=2, scale_dtype="uint8"),
-        Encoding("bfloat16", "uint16", 2),
-        Encoding("float16", "float16", 2),
+        Encoding("bfloat16", "uint16", 2, relative_rounding=1.67e-3),
+        Encoding("float16", "float16", 2, relative_rounding=2.1e-4),
         Encoding("float32", "float32", 4),
     )
 }

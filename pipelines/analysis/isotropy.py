@@ -674,9 +674,7 @@ def isotropy(
 
 def _rounding(split: ActivationSplit, *, first: bool) -> Rounding:
     """Variance that the encoding of a split adds to its tokens, or to its first ones."""
-    from bertvision.featurestore.format.encoding import RELATIVE_ROUNDING
-
     variance = split.rounding_variance(first=first)
     if variance is None:
-        return Rounding(relative=RELATIVE_ROUNDING[split.encoding.name])
+        return Rounding(relative=split.encoding.relative_rounding)
     return Rounding(variance)

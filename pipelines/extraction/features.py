@@ -144,7 +144,9 @@ class _Wanted(NamedTuple):
             encoding = self.found.record.provenance.get(_POOLED_FROM)
         else:
             encoding = self.tokens.record.encoding if self.tokens and lossy else None
-        return None if encoding in (None, "float32") else str(encoding)
+        if encoding is None or get_encoding(str(encoding)).exact:
+            return None
+        return str(encoding)
 
 
 def _lossy(pooling: TokenPooling, wanted: Sequence[_Wanted]) -> bool:

@@ -277,7 +277,6 @@ def _pool_shard(
 
 log = logging.getLogger(__name__)
 
-_EXACT = "float32"
 _Sources = dict[tuple[ExtractionJob, TokenPooling], ActivationSplit | None]
 
 
@@ -437,7 +436,7 @@ def open_tokens(workspace: Workspace, job: ExtractionJob, pooling: TokenPooling)
 
 def is_exact(split: ActivationSplit) -> bool:
     """Whether a split holds what the encoder gave, to the last bit."""
-    return split.record.encoding == _EXACT
+    return split.encoding.exact
 
 
 def _begun(

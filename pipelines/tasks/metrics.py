@@ -1,7 +1,7 @@
 """Every metric of a task: what it is called, what it means, and how it may be used.
 
 Tables, comparisons, intervals, the report and the command line read this table. A task computes its
-metrics itself, in ``scores``.
+metrics itself, in ``score``.
 """
 
 from __future__ import annotations
