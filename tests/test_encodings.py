@@ -13,7 +13,7 @@ import torch
 
 import bertvision
 from bertvision import ActivationSplit, ActivationStore
-from bertvision.featurestore.format.encoding import RELATIVE_ROUNDING
+from bertvision.featurestore.format.layout import ENCODINGS
 from bertvision.pipelines import analysis
 from bertvision.pipelines.analysis.cca import CcaResult
 from bertvision.pipelines.analysis.cka import CkaResult
@@ -64,7 +64,7 @@ def measure(split: ActivationSplit) -> IsotropyResult:
     lengths = split.plan.n_tokens.astype(np.int64)
     variance = [split.rounding_variance(first=first) for first in (False, True)]
     rounding = [
-        Rounding(relative=RELATIVE_ROUNDING[split.encoding.name]) if v is None else Rounding(v)
+        Rounding(relative=split.encoding.relative_rounding) if v is None else Rounding(v)
         for v in variance
     ]
     return isotropy(
@@ -90,7 +90,7 @@ def test_the_expected_rounding_is_that_which_happens(
         error = (happened[:, :1] if first else happened).mean(axis=(0, 1)).sum(axis=1)
         expected = splits[encoding].rounding_variance(first=first)
         if expected is None:
-            relative = RELATIVE_ROUNDING[encoding]
+            relative = ENCODINGS[encoding].relative_rounding
             expected = relative**2 * np.square(values).mean(axis=(0, 1))
         ratio = expected.sum(axis=1) / error
         # [CLS] of nearly equal values is rounded alike in all windows, so that few numbers count
