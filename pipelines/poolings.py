@@ -57,19 +57,7 @@ def pool(states: Tensor, lengths: npt.NDArray[np.integer], pooling: TokenPooling
 def pool_numpy(
     states: npt.NDArray[np.floating], lengths: npt.NDArray[np.integer], pooling: TokenPooling
 ) -> npt.NDArray[np.floating]:
-    """`pool` in NumPy, for Dask.
-
-    Args:
-        states: (tokens, …) of windows one after another, without padding.
-        lengths: (windows,) tokens of each, at least 1.
-        pooling: One of `POOLINGS`.
-
-    Returns:
-        (windows, …) in the type of ``states``.
-
-    Raises:
-        UnknownNameError: there is no such pooling.
-    """
+    """`pool` in NumPy, for Dask; arguments, result and errors are those of `pool`."""
     import numpy as np
 
     if pooling not in POOLINGS:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Family(NamedTuple):
-    """What the code must know of a family: paths of modules, those of sites inside a block."""
+    """Facts of a family: paths of its modules, those of sites inside a block."""
 
     blocks: str
     """Path of the list of blocks in the encoder."""
