@@ -38,6 +38,7 @@ _MODULES = {
     "pipelines.extraction.features": ("ensure_features",),
     "pipelines.training.trained_head": ("load_head",),
     "pipelines.sharing.head": ("Head",),
+    "pipelines.prediction.predictor": ("Predictor",),
     # what it is done with
     "pipelines.workspace.workspace": ("Workspace",),
     "pipelines.extraction.pooled_split": ("PooledSplit",),
@@ -164,6 +165,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.pipelines.analysis.twonn import twonn as twonn
     from bertvision.pipelines.extraction.features import ensure_features as ensure_features
     from bertvision.pipelines.extraction.pooled_split import PooledSplit as PooledSplit
+    from bertvision.pipelines.prediction.predictor import Predictor as Predictor
     from bertvision.pipelines.readouts.options import ProbeOptions as ProbeOptions
     from bertvision.pipelines.readouts.options import RankOptions as RankOptions
     from bertvision.pipelines.readouts.options import SimilarityOptions as SimilarityOptions

@@ -97,6 +97,22 @@ def combine_logits(
     return np.asarray(logs + np.repeat(level, lengths), np.float32)
 
 
+def combined(members: Sequence[Logits], combine: Combine) -> Logits:
+    """The logits of several systems on the same windows as one (see `combine_logits`).
+
+    Args:
+        members: Logits of each.
+        combine: Maximum or mean.
+    """
+    windows, arrays = members[0].windows, {}
+    for name, values in members[0].arrays.items():
+        # the tokens of a window compete with each other, or its classes
+        lengths = windows.n_tokens if values.ndim == 1 else np.full(len(values), values.shape[1])
+        together = [logits.arrays[name].ravel() for logits in members]
+        arrays[name] = combine_logits(together, lengths, combine).reshape(values.shape)
+    return Logits(arrays, windows)
+
+
 def log_partition(logits: Float64Array, lengths: npt.NDArray[np.integer]) -> Float64Array:
     """Logarithm of the softmax's denominator of each group.
 
@@ -308,13 +324,7 @@ def _combined(
                 f"{members[0].run} is of kind {read[0].kind}, {member.run} of kind {logits.kind}: "
                 "combine systems of one kind"
             )
-    arrays = {}
-    for name, values in read[0].arrays.items():
-        # the tokens of a window compete with each other, or its classes
-        lengths = windows.n_tokens if values.ndim == 1 else np.full(len(values), values.shape[1])
-        together = [logits.arrays[name].ravel() for logits in read]
-        arrays[name] = combine_logits(together, lengths, combine).reshape(values.shape)
-    return Logits(arrays, windows)
+    return combined(read, combine)
 
 
 def _tune(

@@ -135,6 +135,36 @@ def snapshot_card(repository: str, info: SnapshotInfo, licence: str | None) -> b
     )
 
 
+def predictor_card(
+    repository: str, name: str, facts: Mapping[str, object], question: bool, licence: str | None
+) -> bytes:
+    """The card of a predictor.
+
+    Args:
+        repository: Its ``owner/name`` on the hub.
+        name: Name in its workspace.
+        facts: Facts about it, by name.
+        question: Whether it answers questions over contexts, and not texts.
+        licence: Licence of the weights; None says nothing.
+    """
+    from huggingface_hub import ModelCardData
+
+    metadata = ModelCardData(
+        license=licence,
+        library_name=LIBRARY,
+        pipeline_tag="question-answering" if question else "text-classification",
+        tags=["bertvision"],
+    )
+    return _card(
+        "predictor",
+        repository,
+        metadata.to_yaml(),
+        predictor=name,
+        rows=[*facts.items(), ("licence", licence)],
+        question=question,
+    )
+
+
 def store_card(
     repository: str,
     splits: Sequence[SplitReader],

@@ -28,7 +28,7 @@ FILE = "bertvision.json"
 CARD = "README.md"
 _OF_THE_HUB = {".gitattributes"}
 """Files of a repository that is just made."""
-Kind = Literal["head", "snapshot", "store", "report"]
+Kind = Literal["head", "snapshot", "store", "report", "predictor"]
 
 
 class SharedFile(Record):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pydantic import Field
 from typing_extensions import TypedDict  # pydantic takes that of typing from Python 3.12 on
@@ -12,6 +12,9 @@ from bertvision.pipelines.tasks.metrics import METRICS
 from bertvision.pipelines.tasks.registry import find_task
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from bertvision.models import Kind
 
 ORACLE = "n-best, oracle threshold"
@@ -48,6 +51,37 @@ class Scores(NamedTuple):
     predictions: dict[str, str] | dict[str, bool] | dict[str, int] | dict[str, float]
     na_scores: dict[str, float]
     tuned: bool = True
+
+
+def class_answers(
+    logits: npt.NDArray[np.floating], classes: Sequence[str]
+) -> list[Mapping[str, Any]]:
+    """The class, or the score, that logits say of each item.
+
+    Args:
+        logits: (items, classes), or (items, 1) of scores.
+        classes: Names of the classes; none of scores.
+
+    Returns:
+        For each item ``label`` and ``score`` as the text-classification pipeline of transformers
+        gives them, the probability of the class or the score itself, and of classes
+        ``probabilities`` by name.
+    """
+    import numpy as np
+
+    values = np.asarray(logits, np.float64)
+    if not classes:
+        return [{"label": "score", "score": float(score)} for score in values[:, 0]]
+    shares = np.exp(values - values.max(axis=1, keepdims=True))
+    shares /= shares.sum(axis=1, keepdims=True)
+    return [
+        {
+            "label": classes[int(row.argmax())],
+            "score": float(row.max()),
+            "probabilities": dict(zip(classes, row.tolist(), strict=True)),
+        }
+        for row in shares
+    ]
 
 
 def headline(rules: Rules) -> Mapping[str, float]:

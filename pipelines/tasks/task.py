@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy.typing as npt
 
+from bertvision.errors import InputError
 from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.tasks.data import TaskConfig, TaskData
 from bertvision.pipelines.tasks.logits import Logits
@@ -231,6 +232,49 @@ class Task(ABC):
             classes: their names, where there are any.
         """
         return classes[answer] if classes and isinstance(answer, int) else answer
+
+    def inputs(self, config: TaskConfig) -> tuple[str, ...]:
+        """Names of the texts of an item, in its order, as rows of a file or of Python give them.
+
+        Args:
+            config: Settings of the task, which may name columns.
+
+        Raises:
+            InputError: The items of the task are no texts that somebody types.
+        """
+        raise InputError(
+            f"{self.name} is no task that answers texts: there are predictions for questions over "
+            "contexts, and for the classes and scores of sentences and pairs; `bertvision report` "
+            "shows what the encoder itself scores"
+        )
+
+    def unlabelled(self, texts: Sequence[str], name: str) -> Any:
+        """An item without its label.
+
+        Args:
+            texts: Its texts, in the order of `inputs`.
+            name: Id of the item.
+
+        Raises:
+            InputError: A text is empty, or longer than any that is taken.
+        """
+        raise NotImplementedError
+
+    def answers(
+        self, logits: Logits, config: TaskConfig, threshold: float | None
+    ) -> list[Mapping[str, Any]]:
+        """Answers of a system to all items, in their order; labels are not read.
+
+        Args:
+            logits: Logits of all windows of the items.
+            config: Settings of the task, with the names of the classes.
+            threshold: Threshold of no answer; None never abstains.
+
+        Returns:
+            For each item its ``answer`` as in `Scores.predictions`, and what
+            `transformers.pipeline` gives for the task beside it; probabilities are 0 to 1.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def score(self, dev: Logits, tune: Logits | None) -> Scores:

@@ -131,6 +131,10 @@ class GlueTask(SentenceTask):
         numbers = {str(i): i for i in range(len(self.spec.classes))}
         return rows.classified(self.spec.classes, digest, numbers)
 
+    def inputs(self, config: TaskConfig) -> tuple[str, ...]:
+        """Columns of the sentence or the pair, as GLUE's own files name them."""
+        return self.spec.texts
+
     def grouping(self, items: Sequence[Sentence]) -> Callable[[Sentence], str]:
         """As of every task of sentences; of phrases the sentence that they are a part of."""
         if not self.spec.phrases:

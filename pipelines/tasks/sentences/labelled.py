@@ -70,6 +70,10 @@ class LabelledTask(SentenceTask):
             classes = classes_of(self._rows(source, "train", config)[0])
         return rows.classified(classes, digest) if classes else rows.scored(digest)
 
+    def inputs(self, config: TaskConfig) -> tuple[str, ...]:
+        """Columns of the text and, of pairs, of the second text."""
+        return tuple(_columns(config).named[:-1])
+
     def _rows(self, source: str, split: str, config: TaskConfig) -> tuple[SentenceRows, str]:
         path = find_file(source, _names(split), self.name)
         return read_columns(path, _columns(config), skip_bad=config.skip_bad)

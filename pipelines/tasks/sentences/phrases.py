@@ -115,6 +115,10 @@ class PhraseTask(SentenceTask):
     tokens = "all"
     model_class = OwnOutput(PhrasePairLayer)
 
+    def inputs(self, config: TaskConfig) -> tuple[str, ...]:
+        """Refused: phrases are marked in their sentences, as no typed text is."""
+        return super(SentenceTask, self).inputs(config)
+
     def splits(self, source: str) -> tuple[str, ...]:
         """The splits of a folder, of train, dev and test; the split of a file by its name."""
         return splits_in(source, FILES, self.name)

@@ -326,6 +326,10 @@ class WikiqaPairsTask(SentenceTask):
             raise InputError(f"{source}: has no part {split}: add {split}/ or {split}.tsv")
         return TaskData(items, data.sha256, data.skipped, ANSWERS)
 
+    def inputs(self, config: TaskConfig) -> tuple[str, ...]:
+        """A question and a passage."""
+        return ("question", "passage")
+
 
 def pairs_of(data: RankingData, part: str) -> list[Sentence]:
     """The pairs of train, dev or test, each question beside a passage, in their order."""

@@ -23,7 +23,7 @@ from bertvision.models.outputs import ClassOutput, class_loss
 from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.tasks.data import Sentence, TaskConfig
 from bertvision.pipelines.tasks.logits import Logits
-from bertvision.pipelines.tasks.scores import Scores
+from bertvision.pipelines.tasks.scores import Scores, class_answers
 from bertvision.pipelines.tasks.sentences.metrics import classification_metrics, regression_metrics
 from bertvision.pipelines.tasks.soundness import Example, linked
 from bertvision.pipelines.tasks.task import Task
@@ -221,6 +221,20 @@ class SentenceTask(Task):
     def head_loss(self, output: Any, labels: Mapping[str, Tensor]) -> Tensor:
         """Cross entropy, or the squared error of a score, averaged over the examples."""
         return class_loss(output, labels["label"])
+
+    def inputs(self, config: TaskConfig) -> tuple[str, ...]:
+        """The text; a task of pairs has the names of both."""
+        return ("text",)
+
+    def unlabelled(self, texts: Sequence[str], name: str) -> Sentence:
+        """A sentence, or a pair, whose label is not known."""
+        return Sentence(name, *texts)
+
+    def answers(
+        self, logits: Logits, config: TaskConfig, threshold: float | None
+    ) -> list[Mapping[str, Any]]:
+        """For each item its class and the probabilities, or its score (see `class_answers`)."""
+        return class_answers(logits.arrays["logits"], config.classes)
 
     def score(self, dev: Logits, tune: Logits | None) -> Scores:
         """The most likely class of each item, or its score; predictions are indices or scores.

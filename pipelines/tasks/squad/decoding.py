@@ -47,6 +47,8 @@ class Candidate(NamedTuple):
     """Start logit + end logit."""
     probability: float
     """Softmax of the score over the candidates kept, no answer among them."""
+    start: int | None = None
+    """Its first character in the context; None for no answer."""
 
 
 class SpanPrediction(NamedTuple):
@@ -111,7 +113,7 @@ def decode(
     if not (np.isfinite(start).all() and np.isfinite(end).all()):
         raise InputError("the logits hold NaN or infinity: the model that made them has diverged")
 
-    spans: dict[int, dict[str, float]] = {}  # question → text → best score
+    spans: dict[int, dict[str, tuple[float, int]]] = {}  # question → text → best score, its start
     null: dict[int, float] = {}
     rows = (windows.item_index.tolist(), (ends - windows.n_tokens).tolist(), ends.tolist())
     for question, first, last in zip(*rows, strict=True):
@@ -126,7 +128,8 @@ def decode(
             offsets[begins, 0].tolist(), offsets[finishes, 1].tolist(), scores.tolist(), strict=True
         ):
             text = context[b:f]
-            best[text] = max(score, best.get(text, -np.inf))
+            if text not in best or score > best[text][0]:
+                best[text] = score, b
     return {
         questions[i].id: _prediction(candidates, null[i], n_best) for i, candidates in spans.items()
     }
@@ -170,17 +173,22 @@ def _argmax_span(
     return span[:, 0], span[:, 1], start[span[:, 0]] + end[span[:, 1]]
 
 
-def _prediction(candidates: dict[str, float], null_score: float, n_best: int) -> SpanPrediction:
-    ranked = sorted(candidates.items(), key=lambda item: -item[1])[:n_best]
-    text, score = ranked[0] if ranked else ("", NO_SPAN)
-    entries = sorted([*ranked, ("", null_score)], key=lambda item: -item[1])
-    weights = np.exp(np.array([s for _, s in entries]) - entries[0][1])
+def _prediction(
+    candidates: dict[str, tuple[float, int]], null_score: float, n_best: int
+) -> SpanPrediction:
+    spans = sorted(
+        ((text, score, start) for text, (score, start) in candidates.items()),
+        key=lambda span: -span[1],
+    )[:n_best]
+    entries = sorted([*spans, ("", null_score, None)], key=lambda entry: -entry[1])
+    weights = np.exp(np.array([score for _, score, _ in entries]) - entries[0][1])
     probabilities = (weights / weights.sum()).tolist()
-    n_best_entries = tuple(
-        Candidate(*entry, probability)
-        for entry, probability in zip(entries, probabilities, strict=True)
+    ranked = tuple(
+        Candidate(text, score, probability, start)
+        for (text, score, start), probability in zip(entries, probabilities, strict=True)
     )
-    return SpanPrediction(text, score, null_score, n_best_entries)
+    text, score = spans[0][:2] if spans else ("", NO_SPAN)
+    return SpanPrediction(text, score, null_score, ranked)
 
 
 def apply_threshold(

@@ -26,7 +26,7 @@ from bertvision.errors import InputError
 from bertvision.models.outputs import ClassOutput, SpanOutput, class_loss, span_loss
 from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.tasks.logits import Logits
-from bertvision.pipelines.tasks.scores import ORACLE, Rules, Scores
+from bertvision.pipelines.tasks.scores import ORACLE, Rules, Scores, class_answers
 from bertvision.pipelines.tasks.squad.decoding import apply_threshold, decode, tune_threshold
 from bertvision.pipelines.tasks.squad.metrics import squad_metrics
 from bertvision.pipelines.tasks.squad.read import Question
@@ -71,6 +71,33 @@ class SpanTask(QuestionTask):
         """Mean of the cross-entropies of start and end (see `span_loss`)."""
         start, end = (labels[f"{which}_positions"].long() for which in ("start", "end"))
         return span_loss(output, start, end)
+
+    def answers(
+        self, logits: Logits, config: TaskConfig, threshold: float | None
+    ) -> list[Mapping[str, Any]]:
+        """For each question ``answer``, its ``score``, ``start`` and ``end``.
+
+        ``start`` and ``end`` are characters of the context, and 0 where there is no answer. A
+        ``score`` is the softmax over the best spans and no answer (`Candidate.probability`), whose
+        part of no answer is ``no_answer``.
+        """
+        predictions = decode(logits)
+        texts = apply_threshold(predictions, threshold)
+        rows = []
+        for item in logits.windows.items:
+            best = {candidate.text: candidate for candidate in predictions[item.id].n_best}
+            chosen = best[texts[item.id]]
+            start = chosen.start or 0
+            rows.append(
+                {
+                    "score": chosen.probability,
+                    "start": start,
+                    "end": start + len(chosen.text),
+                    "answer": chosen.text,
+                    "no_answer": best[""].probability,
+                }
+            )
+        return rows
 
     def score(self, dev: Logits, tune: Logits | None) -> Scores:
         """EM and F1 by each decoding rule, the no-answer threshold tuned where the task has one."""
@@ -145,11 +172,17 @@ class AnswerableTask(QuestionTask):
         """Cross-entropy of whether the window holds the answer."""
         return class_loss(output, labels["answerable"].long())
 
+    def answers(
+        self, logits: Logits, config: TaskConfig, threshold: float | None
+    ) -> list[Mapping[str, Any]]:
+        """For each question whether its surest window answers it (see `class_answers`)."""
+        gain = _gains(logits)
+        names = tuple(self.model_options(config)["id2label"].values())
+        return class_answers(np.stack([np.zeros_like(gain), gain], axis=1), names)
+
     def score(self, dev: Logits, tune: Logits | None) -> Scores:
         """A question is answerable where any of its windows is (logit difference above 0)."""
-        logits, questions = dev.arrays["logits"], dev.windows.items
-        gain = np.full(len(questions), -np.inf, np.float32)
-        np.maximum.at(gain, dev.windows.item_index, logits[:, 1] - logits[:, 0])
+        gain, questions = _gains(dev), dev.windows.items
         gold = np.array([not question.is_impossible for question in questions])
         ids = [question.id for question in questions]
         metrics = binary_metrics(gain > 0, gold)
@@ -158,6 +191,14 @@ class AnswerableTask(QuestionTask):
             dict(zip(ids, (gain > 0).tolist(), strict=True)),
             dict(zip(ids, (-gain).tolist(), strict=True)),
         )
+
+
+def _gains(logits: Logits) -> npt.NDArray[np.float32]:
+    """How much answerable is preferred in the surest window of each question, (questions,)."""
+    values, windows = logits.arrays["logits"], logits.windows
+    gain = np.full(len(windows.items), -np.inf, np.float32)
+    np.maximum.at(gain, windows.item_index, values[:, 1] - values[:, 0])
+    return gain
 
 
 def binary_metrics(predicted: npt.NDArray[np.bool_], gold: npt.NDArray[np.bool_]) -> dict[str, Any]:

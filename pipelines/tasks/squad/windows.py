@@ -274,6 +274,15 @@ class QuestionTask(Task):
             overlap=config.overlap,
         )
 
+    def inputs(self, config: TaskConfig) -> tuple[str, ...]:
+        """A question and its context."""
+        return ("question", "context")
+
+    def unlabelled(self, texts: Sequence[str], name: str) -> Question:
+        """A question whose answer is not known."""
+        question, context = texts
+        return Question(name, question, context, (), is_impossible=True)
+
     def table(self, items: Sequence[Question]) -> pa.Table:
         """Questions as the store's text side; row i is what ``question_index`` i names."""
         answers = [[a._asdict() for a in q.answers] for q in items]

@@ -1,0 +1,572 @@
+"""Predictors: an encoder with what was trained on it, that answers texts.
+
+A predictor is BERT with its own output layer, a head on its hidden states, or an ensemble of these,
+at one snapshot. Texts become the windows that they are in training, and logits become answers by
+the rules and the threshold of `bertvision evaluate`. Predictors of one snapshot share its encoder,
+which is run once for all of them.
+"""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import numpy as np
+import torch
+
+from bertvision.errors import InputError, UnknownNameError, WorkspaceError
+from bertvision.featurestore.storage.durable import make_folder
+from bertvision.pipelines.encoders.loading import (
+    load_model,
+    load_tokenizer,
+    quiet_transformers,
+)
+from bertvision.pipelines.files import new_folder, sha256_of_files
+from bertvision.pipelines.prediction.backbone import BERT, Backbone, Float32Array
+from bertvision.pipelines.prediction.inputs import checked_text, zipped
+from bertvision.pipelines.prediction.source import Source, find_source
+from bertvision.pipelines.records import Record, read_record, write_record
+from bertvision.pipelines.results.ensemble import combined
+from bertvision.pipelines.results.systems import Combine
+from bertvision.pipelines.sharing import manifest as manifests
+from bertvision.pipelines.sharing.cards import predictor_card
+from bertvision.pipelines.sharing.head import Head
+from bertvision.pipelines.sharing.hub import Repository, ask, connect, parse_repository
+from bertvision.pipelines.sharing.manifest import Manifest, SharedFile
+from bertvision.pipelines.sharing.shareable import Shareable, is_shared, push
+from bertvision.pipelines.tasks.data import TaskConfig
+from bertvision.pipelines.tasks.logits import Logits, WindowIndex
+from bertvision.pipelines.tasks.task import Task, load_task
+from bertvision.pipelines.training.trained_head import task_of_kind
+from bertvision.pipelines.variants.variant import transformer_layers
+from bertvision.pipelines.workspace.runs import Run
+from bertvision.pipelines.workspace.snapshots import encoder_of, load_snapshot
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from transformers import PreTrainedModel
+
+FILE = "predictor.json"
+
+
+class PredictorRecord(Record):
+    """``predictor.json``: what a saved predictor is made of, beside its weights."""
+
+    name: str
+    """As it is called in its workspace: ``adapter-64-shared:0.3e``."""
+    task: TaskConfig
+    members: tuple[str, ...]
+    """`BERT`, and heads such as ``adapter-64-shared:0.3e``, in ``heads/0``, ``heads/1`` and so
+    on."""
+    combine: Combine | None = None
+    """How softmaxes of several members are combined."""
+    threshold: float | None = None
+    """Threshold of no answer, in logits; None where the task has none."""
+    checkpoint: str
+    """Snapshot of the encoder."""
+    weights_sha256: str
+    """Digest of the snapshot's weights, of which those here may be a part."""
+
+
+class Predictor:
+    """An encoder with its output layer, a head or an ensemble of these, that answers texts.
+
+    `load` makes one out of what a workspace has; `save_pretrained` writes one into a folder that
+    needs no workspace, and `from_pretrained` reads it.
+
+    Examples:
+        >>> import bertvision
+        >>> _ = bertvision.train("learned-pooling", checkpoint="1e")
+        >>> predictor = bertvision.Predictor.load("learned-pooling:1e")
+        >>> answer = predictor(question="Where is it?", context="It is in the garden.")
+        >>> sorted(answer)
+        ['answer', 'end', 'score', 'start']
+        >>> predictor.save_pretrained("my-predictor")
+        >>> again = bertvision.Predictor.from_pretrained("my-predictor")
+        >>> again(question="Where is it?", context="It is in the garden.") == answer
+        True
+    """
+
+    def __init__(self, record: PredictorRecord, backbone: Backbone) -> None:
+        self.record = record
+        self._backbone = backbone
+        name, first = record.task.name, record.members[0]
+        self.task: Task = (
+            load_task(name)
+            if first == BERT
+            else task_of_kind(backbone.heads[first].config.kind, name)
+        )
+
+    @classmethod
+    def load(
+        cls,
+        what: str | Path,
+        *,
+        workspace: str | Path | None = None,
+        precision: str = "auto",
+    ) -> Self:
+        """Load what `bertvision predict` takes.
+
+        Args:
+            what: ``bert:1e``, a trained head such as ``adapter-64-shared:0.3e``, or an ensemble
+                ``max-bert+adapter-64-shared:1e``, in a workspace; or the folder of a snapshot, of a
+                trained head or of a saved predictor; or ``owner/name`` of one on the hub.
+            workspace: Folder of the workspace; by default the one you stand in.
+            precision: Arithmetic: auto, 32 or bf16.
+
+        Raises:
+            UnknownNameError: There is none of that name.
+            InputError: Its task has no texts that it answers.
+            WorkspaceError: Its files are missing or damaged.
+        """
+        return load_predictors([str(what)], workspace, precision, kind=cls)[0]
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        place: str | Path,
+        *,
+        revision: str | None = None,
+        token: str | bool | None = None,
+        cache_dir: str | Path | None = None,
+        local_files_only: bool = False,
+        named: str | None = None,
+        precision: str = "auto",
+    ) -> Self:
+        """Load a predictor that `save_pretrained` or `push_to_hub` wrote.
+
+        Every file is compared with its digest before it is read, and nothing is unpickled.
+
+        Args:
+            place: Folder of the predictor, or ``owner/name`` on the hub.
+            revision: Branch, tag or commit on the hub.
+            token: Token for the hub; by default that of the environment or of its login.
+            cache_dir: Folder of downloads; by default the hub's cache.
+            local_files_only: Take what the cache has, and ask nobody.
+            named: Dotted path of a head's class, where it is one of somebody's own.
+            precision: Arithmetic: auto, 32 or bf16.
+
+        Raises:
+            UnknownNameError: There is neither such a folder nor a name of a repository.
+            WorkspaceError: A file is missing, damaged, or not of a predictor.
+            HubError: The hub cannot be reached, or refuses.
+        """
+        folder = Path(place).expanduser()
+        if not folder.is_dir():
+            folder = _brought(str(place), revision, token, cache_dir, local_files_only)
+        record = _checked(folder)
+        task = load_task(record.task.name)
+        owns = BERT in record.members
+        options = task.model_options(record.task) if owns else {}
+        model = load_model(folder, *([task.model_class] if owns else []), **options)
+        runs = [member for member in record.members if member != BERT]
+        heads = {
+            run: Head.from_pretrained(folder / "heads" / str(i), named=named)
+            for i, run in enumerate(runs)
+        }
+        tokenizer = load_tokenizer(folder)
+        return cls(
+            record, Backbone(folder, model, tokenizer, heads, owns=owns, precision=precision)
+        )
+
+    def __call__(
+        self,
+        inputs: Any = None,
+        *,
+        question: str | Sequence[str] | None = None,
+        context: str | Sequence[str] | None = None,
+        top_k: int | None | Literal[""] = "",
+    ) -> Any:
+        """Answer texts, in the form of `transformers.pipeline` for the same task.
+
+        Args:
+            inputs: A text or a list of texts; of pairs, dicts with ``text`` and ``text_pair``; of
+                questions, dicts with ``question`` and ``context``.
+            question: Question, or several, in the place of ``inputs``.
+            context: Context of the question, or one for each.
+            top_k: Classes to return, the likeliest first; None returns all. By default one, without
+                a list around it.
+
+        Returns:
+            Of classes ``label`` and ``score``, a probability; of a score itself the same, with the
+            label ``score``; of questions ``score``, ``start``, ``end`` and ``answer``, which is
+            empty where the context has none. A dict for one dict; a list for a list, and for one
+            text alone, as the pipelines have it.
+
+        Raises:
+            InputError: An input is empty, or none that the task takes.
+        """
+        if question is not None or context is not None:
+            inputs = zipped(question, context)
+        several = not isinstance(inputs, str | Mapping)
+        given = list(inputs) if several else [inputs]
+        items = [self.item(one, str(i)) for i, one in enumerate(given)]
+        answers = [self._as_pipeline(answer, top_k) for answer in self.answers(items)]
+        if several or (isinstance(inputs, str) and top_k == ""):
+            return answers
+        return answers[0]
+
+    def _as_pipeline(self, answer: Mapping[str, Any], top_k: int | None | Literal[""]) -> Any:
+        if self.task.kind == "span":
+            return {name: answer[name] for name in ("score", "start", "end", "answer")}
+        if top_k == "" or "probabilities" not in answer:
+            best = {"label": answer["label"], "score": answer["score"]}
+            return best if top_k == "" else [best]
+        ranked = sorted(answer["probabilities"].items(), key=lambda pair: -pair[1])
+        return [{"label": label, "score": score} for label, score in ranked[:top_k]]
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the texts that it answers: a text, a pair, or a question and its context."""
+        return self.task.inputs(self.record.task)
+
+    def item(self, given: Any, name: str) -> Any:
+        """The item of a text, or of texts by name.
+
+        Args:
+            given: As one of ``inputs`` of `__call__`, or a row with the names of `inputs`.
+            name: Id of the item.
+
+        Raises:
+            InputError: A text is missing, empty, or too long.
+        """
+        names = self.inputs
+        if isinstance(given, str) and len(names) == 1:
+            given = {names[0]: given}
+        if not isinstance(given, Mapping):
+            raise InputError(
+                f"{given!r}: {self.record.name} answers {' and '.join(names)}: give "
+                + (f"a dict with {', '.join(names)}" if names[1:] else "a text")
+            )
+        usual = names if self.task.kind == "span" or "question" in names else ("text", "text_pair")
+        texts = []
+        for own, other in zip(names, usual, strict=False):
+            text = given.get(own, given.get(other))
+            if text is None:
+                raise InputError(
+                    f"{self.record.name} answers {' and '.join(names)}, and {own!r} is missing: "
+                    f"there are {', '.join(map(repr, given)) or 'no texts'}"
+                )
+            texts.append(checked_text(text, own, strip="context" not in names))
+        return self.task.unlabelled(texts, name)
+
+    def logits(self, items: Sequence[Any], desc: str | None = None) -> Logits:
+        """Logits on all windows of some items.
+
+        Args:
+            items: Items of the task, as `item` makes them, or with labels.
+            desc: Name of the progress bar; None shows none.
+
+        Raises:
+            InputError: An item makes no window that the encoder takes.
+        """
+        return together([self], items, desc)[0]
+
+    def answers(self, items: Sequence[Any], desc: str | None = None) -> list[Mapping[str, Any]]:
+        """Answers to items, in their order (see `Task.answers`).
+
+        Args:
+            items: As of `logits`.
+            desc: As of `logits`.
+        """
+        if not items:
+            return []
+        return self.read(self.logits(items, desc))
+
+    def read(self, logits: Logits) -> list[Mapping[str, Any]]:
+        """Answers that logits mean, by the threshold of the predictor.
+
+        Args:
+            logits: Logits of all windows of the items.
+        """
+        if not all(np.isfinite(values).all() for values in logits.arrays.values()):
+            raise InputError(
+                f"the logits of {self.record.name} hold NaN or infinity: the model has diverged"
+            )
+        return self.task.answers(logits, self.record.task, self.record.threshold)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write the encoder, its tokenizer and the heads into one folder.
+
+        The encoder is in the form of transformers, with its output layer where that answers.
+        Where heads alone answer it is cut above the highest hidden state that they read, unless
+        its family computes other states then.
+
+        Args:
+            folder: Folder to write; replaced as a whole where it is a predictor already.
+
+        Raises:
+            InputError: The encoder has parts that its family does not have, such as adapters.
+            WorkspaceError: Something else is in the folder.
+            DiskSpaceError: The disk is full.
+        """
+        path = Path(folder).expanduser()
+        if path.is_dir() and any(path.iterdir()) and not (path / FILE).is_file():
+            raise WorkspaceError(f"{path} holds something else: name another folder")
+        make_folder(path.parent)
+        with new_folder(path) as made:
+            self._write(made)
+
+    def _write(self, made: Path) -> None:
+        backbone, source = self._backbone, self._backbone.folder
+        heads = [backbone.heads[run] for run in self.record.members if run != BERT]
+        with quiet_transformers():
+            if BERT in self.record.members or (source / FILE).is_file():
+                for path in sorted(source.iterdir()):
+                    if path.is_file() and is_shared(path.name) and path.name not in _RECORDS:
+                        shutil.copyfile(path, made / path.name)
+            else:
+                highest = max(max(head.config.layers) for head in heads)
+                _cut(encoder_of(source), highest, backbone.tokenizer).save_pretrained(made)
+                backbone.tokenizer.save_pretrained(made)
+        for i, head in enumerate(heads):
+            head.save_pretrained(made / "heads" / str(i))
+        write_record(made / FILE, self.record)
+        files = {
+            path.relative_to(made).as_posix(): SharedFile.of(path)
+            for path in sorted(made.rglob("*"))
+            if path.is_file()
+        }
+        manifest = Manifest(
+            kind="predictor", name=self.record.name, bertvision=version("bertvision"), files=files
+        )
+        (made / manifests.FILE).write_bytes(manifest.content())
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool | None = None,
+        revision: str | None = None,
+        license: str | None = None,  # noqa: A002
+        replace: bool = False,
+        token: str | bool | None = None,
+    ) -> str:
+        """Send the predictor to the hub, with a card.
+
+        Args:
+            repo_id: ``owner/name``, made where there is none.
+            private: Visibility of a new repository; by default its owner's.
+            revision: Branch to send to, made where there is none.
+            license: Licence that the card names; by default it names none.
+            replace: Take the place of what `push` did not send, or of another kind of thing.
+            token: Token for the hub; by default that of the environment or of its login.
+
+        Returns:
+            The address of the repository.
+
+        Raises:
+            InputError: ``repo_id`` is none, or the repository holds something else.
+            HubError: The hub cannot be reached, or refuses.
+        """
+        _, name = parse_repository(repo_id)
+        with TemporaryDirectory() as temporary:
+            folder = Path(temporary) / "predictor"
+            self.save_pretrained(folder)
+            files = {
+                path.relative_to(folder).as_posix(): path
+                for path in sorted(folder.rglob("*"))
+                if path.is_file()
+            }
+            record = self.record
+            facts = {
+                "task": record.task.name,
+                "made of": ", ".join(record.members),
+                "encoder": f"snapshot {record.checkpoint}, weights {record.weights_sha256[:12]}…",
+                "classes": ", ".join(record.task.classes),
+                "threshold of no answer": record.threshold,
+            }
+            card = predictor_card(name, record.name, facts, "context" in self.inputs, license)
+            sent = push(
+                connect(token),
+                Repository(name, "model", revision),
+                Shareable("predictor", self.record.name, files, card),
+                private=private,
+                replace=replace,
+            )
+        return str(sent.url)
+
+    def __repr__(self) -> str:
+        return f"<Predictor {self.record.name}: {self.record.task.name}>"
+
+
+_RECORDS = {FILE, manifests.FILE, manifests.CARD, "snapshot.json"}
+"""Files beside the weights that are not the encoder's."""
+
+
+P = TypeVar("P", bound=Predictor)
+
+
+def together(
+    predictors: Sequence[Predictor], items: Sequence[Any], desc: str | None = None
+) -> list[Logits]:
+    """Logits of several predictors on the same items; encoders that they share run once.
+
+    Args:
+        predictors: Predictors of one task's items.
+        items: Items of the task.
+        desc: Name of the progress bar; None shows none.
+
+    Returns:
+        The logits of each, in order.
+    """
+    made: dict[Backbone, tuple[WindowIndex, dict[str, dict[str, Float32Array]]]] = {}
+    for predictor in predictors:
+        backbone = predictor._backbone
+        if backbone in made:
+            continue
+        windows = predictor.task.windows(items, backbone.tokenizer, predictor.record.task)
+        members = {
+            member: one.task
+            for one in predictors
+            if one._backbone is backbone
+            for member in one.record.members
+        }
+        index = WindowIndex.of(items, windows)
+        made[backbone] = index, backbone.logits(windows, members, desc)
+    return [_combined(predictor, *made[predictor._backbone]) for predictor in predictors]
+
+
+def _combined(
+    predictor: Predictor, windows: WindowIndex, made: Mapping[str, Mapping[str, Float32Array]]
+) -> Logits:
+    """The logits of the members as one."""
+    members, combine = predictor.record.members, predictor.record.combine
+    if combine is None:
+        return Logits(made[members[0]], windows)
+    return combined([Logits(made[member], windows) for member in members], combine)
+
+
+def load_predictors(
+    names: Sequence[str],
+    workspace: str | Path | None,
+    precision: str = "auto",
+    *,
+    kind: type[P] = Predictor,  # type: ignore[assignment]
+) -> list[P]:
+    """Load several predictors; those of one snapshot share its encoder.
+
+    Args:
+        names: Names or folders, as of `Predictor.load`.
+        workspace: Folder of the workspace; None is the one that one stands in.
+        precision: Arithmetic: auto, 32 or bf16.
+        kind: Class of the predictors.
+
+    Raises:
+        UnknownNameError: There is none of a name.
+        InputError: Its task has no texts that it answers.
+        WorkspaceError: Its files are missing or damaged.
+    """
+    made: dict[int, P] = {}
+    of_snapshots: dict[Path, dict[int, Source]] = {}
+    for i, name in enumerate(names):
+        folder = Path(name).expanduser()
+        if (folder / FILE).is_file() or ("/" in name and not folder.exists()):
+            made[i] = kind.from_pretrained(name, precision=precision)
+            continue
+        source = find_source(name, folder, workspace)
+        of_snapshots.setdefault(source.snapshot, {})[i] = source
+    for snapshot_folder, sources in of_snapshots.items():
+        snapshot = load_snapshot(snapshot_folder)
+        folders = {name: path for source in sources.values() for name, path in source.heads.items()}
+        heads = {
+            name: Head.from_pretrained(path, named=Run.parse(name.rpartition(":")[0]).head)
+            for name, path in folders.items()
+        }
+        owns = any(BERT in source.members for source in sources.values())
+        backbone = Backbone(
+            snapshot_folder,
+            snapshot.model,
+            snapshot.tokenizer,
+            heads,
+            owns=owns,
+            precision=precision,
+        )
+        for i, source in sources.items():
+            record = PredictorRecord(
+                name=source.name,
+                task=snapshot.info.task,
+                members=source.members,
+                combine=source.combine,
+                threshold=source.threshold,
+                checkpoint=snapshot.info.tag,
+                weights_sha256=snapshot.info.weights_sha256,
+            )
+            made[i] = kind(record, backbone)
+    for predictor in made.values():
+        _ = predictor.inputs  # refuses a task whose items are no texts
+    return [made[i] for i in range(len(names))]
+
+
+def _cut(model: PreTrainedModel, highest: int, tokenizer: Any) -> PreTrainedModel:
+    """An encoder without the layers above a hidden state, if it computes the same below.
+
+    Args:
+        model: Encoder without an output layer.
+        highest: Index of the highest hidden state that is read.
+        tokenizer: Its tokenizer.
+    """
+    depth = int(model.config.num_hidden_layers)
+    if highest >= depth:
+        return model
+    lower = copy.deepcopy(model)
+    del transformer_layers(lower)[highest:]
+    lower.config.num_hidden_layers = highest
+    text = tokenizer("Whether both compute the same.", return_tensors="pt")
+    given = {name: text[name] for name in ("input_ids", "attention_mask")}
+    with torch.inference_mode():
+        whole, below = (m(**given, output_hidden_states=True).hidden_states for m in (model, lower))
+    same = all(torch.allclose(a, b, atol=1e-5) for a, b in zip(whole, below, strict=False))
+    return lower if same else model
+
+
+def _brought(
+    place: str,
+    revision: str | None,
+    token: str | bool | None,
+    cache_dir: str | Path | None,
+    local_files_only: bool,
+) -> Path:
+    """The folder in the hub's cache with the files of a predictor."""
+    try:
+        _, name = parse_repository(place)
+    except InputError:
+        raise UnknownNameError(
+            f"there is no folder {place}: give that of a saved predictor, or owner/name on the hub"
+        ) from None
+    return Path(
+        ask(
+            Repository(name, "model", revision),
+            lambda: connect(token).snapshot_download(
+                name,
+                allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model"],
+                revision=revision,
+                cache_dir=cache_dir,
+                local_files_only=local_files_only,
+            ),
+        )
+    )
+
+
+def _checked(folder: Path) -> PredictorRecord:
+    """The record of a saved predictor, after comparing its files with their digests.
+
+    Raises:
+        WorkspaceError: It is none, or a file is missing or damaged.
+    """
+    if not (folder / FILE).is_file():
+        raise WorkspaceError(
+            f"{folder} holds no predictor: Predictor.save_pretrained writes one, with the encoder "
+            "and the heads"
+        )
+    for name, due in manifests.read_manifest(folder).files.items():
+        path = folder / name
+        if not is_shared(name) or not path.is_file() or sha256_of_files([path]) != due.sha256:
+            raise WorkspaceError(f"{path} is missing or damaged: it is not as it was saved")
+    return read_record(folder / FILE, PredictorRecord, "save_pretrained", "save it again")
