@@ -20,13 +20,12 @@ from typing import Annotated, Any, get_args
 import typer
 
 from bertvision.jobs.dry_run import PLANNED, dry_run
-from bertvision.jobs.show import flat_rows
 from bertvision.pipelines.declare import Argument, arguments, described, summary
 from bertvision.pipelines.files import write_text
 from bertvision.pipelines.options import flag
 from bertvision.pipelines.ranks import RESULT_FILE, this_rank
 from bertvision.pipelines.reading import READ, Names, parse_layers
-from bertvision.pipelines.text import csv_text, printable
+from bertvision.pipelines.text import csv_text, flat_rows, printable
 
 Offered = Callable[[Any], Iterable[str]]
 """Names that are offered in a context of click, whose ``params`` have what was typed before."""

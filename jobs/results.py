@@ -13,7 +13,6 @@ from bertvision.jobs.show import (
     Shown,
     Values,
     baseline_cells,
-    flat_rows,
     metric_cells,
     metric_names,
     score_charts,
@@ -23,7 +22,7 @@ from bertvision.pipelines.declare import Seed, WorkspacePath, job
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.reading import StrPath, Tag, parse_tag
 from bertvision.pipelines.results.error_analysis import ErrorAnalysis
-from bertvision.pipelines.text import format_table, number
+from bertvision.pipelines.text import flat_rows, format_table, number
 from bertvision.pipelines.workspace.checks import find_workspace
 from bertvision.pipelines.workspace.workspace import Workspace
 

@@ -21,7 +21,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
 
 from bertvision.errors import InputError, did_you_mean
 from bertvision.pipelines.plotting import Chart, Plotted, points
-from bertvision.pipelines.text import fill, format_table, html_of, number, shorten, size
+from bertvision.pipelines.text import fill, flat_rows, format_table, html_of, number, shorten, size
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -360,27 +360,10 @@ def _by_system(rows: Sequence[Values], key: str) -> tuple[list[Values], dict[str
 
 def mapping_table(values: Values) -> str:
     """Names and values, nested names joined by dots; bytes as sizes, what is too long cut short."""
-    pairs = _flat("", values)
+    (row,) = flat_rows(values)
+    pairs = row.items()
     used = max((len(name) for name, _ in pairs), default=0) + 2
     return format_table(["name", "value"], [[k, shorten(_text(k, v), used)] for k, v in pairs])
-
-
-def flat_rows(values: Any) -> list[dict[str, Any]]:
-    """Rows of a table out of JSON: names inside of a field follow it with a dot.
-
-    Args:
-        values: a mapping, which is one row, or a list of them.
-    """
-    several = values if isinstance(values, list) else [values]
-    return [dict(_flat("", row)) for row in several]
-
-
-def _flat(prefix: str, values: Values) -> list[tuple[str, Any]]:
-    pairs: list[tuple[str, Any]] = []
-    for key, value in values.items():
-        name = f"{prefix}{key}"
-        pairs += _flat(f"{name}.", value) if isinstance(value, Mapping) else [(name, value)]
-    return pairs
 
 
 def _text(name: str, value: Any) -> str:

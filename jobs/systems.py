@@ -9,7 +9,6 @@ from bertvision.jobs.show import (
     ShownRecord,
     Values,
     baseline_cells,
-    flat_rows,
     marked_scores,
     meanings,
     metric_cells,
@@ -26,7 +25,7 @@ from bertvision.pipelines.reading import (
 )
 from bertvision.pipelines.results.systems import Combine
 from bertvision.pipelines.tasks.metrics import COMPARABLE, MetricName
-from bertvision.pipelines.text import fill, format_table
+from bertvision.pipelines.text import fill, flat_rows, format_table
 from bertvision.pipelines.uncertainty import By, Seeds
 from bertvision.pipelines.workspace.checks import check_trained_heads, find_workspace
 from bertvision.pipelines.workspace.heads import trained_on as trained_where

@@ -138,6 +138,24 @@ def _fitting(widths: Sequence[int], limit: int | None) -> list[list[int]]:
     return groups
 
 
+def flat_rows(values: Any) -> list[dict[str, Any]]:
+    """Rows of a table out of JSON: names inside of a field follow it with a dot.
+
+    Args:
+        values: a mapping, which is one row, or a list of them.
+    """
+    several = values if isinstance(values, list) else [values]
+    return [dict(_flat("", row)) for row in several]
+
+
+def _flat(prefix: str, values: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    pairs: list[tuple[str, Any]] = []
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        pairs += _flat(f"{name}.", value) if isinstance(value, Mapping) else [(name, value)]
+    return pairs
+
+
 def csv_text(rows: Sequence[Mapping[str, Any]], keys: Sequence[str] | None = None) -> str:
     """Comma-separated values with a header, numbers in full precision; no value is an empty cell.
 

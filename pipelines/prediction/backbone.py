@@ -23,7 +23,13 @@ from bertvision.pipelines.encoders.loading import (
 from bertvision.pipelines.extraction.job import check_lengths
 from bertvision.pipelines.finetuning.kept_logits import predict_logits
 from bertvision.pipelines.poolings import TokenPooling
-from bertvision.pipelines.precision import autocast, device, head_precision, resolve_precision
+from bertvision.pipelines.precision import (
+    Precision,
+    autocast,
+    device,
+    head_precision,
+    resolve_precision,
+)
 from bertvision.pipelines.progress import progress
 from bertvision.pipelines.sharing.head import Head
 from bertvision.pipelines.tasks.task import Task
@@ -64,7 +70,8 @@ class Backbone:
         self.tokenizer = tokenizer
         self.heads = heads
         self._model = model
-        self._precision = precision
+        self._asked = precision
+        self.precision: Precision = resolve_precision(precision)
         self._longest = dimensions(model.config, tokenizer).max_length
         self._padding = pad_id(tokenizer, model.config)
         self._tried = 0  # tokens of the longest window that the encoder was tried with
@@ -78,7 +85,7 @@ class Backbone:
             self._layers = {tokens: sorted(layers[tokens]) for tokens in sorted(layers)}
             # it is cut and cast there, and has to stay whole where its output layer answers too
             encoder = copy.deepcopy(base) if owns else base
-            self._encoder = Encoder(encoder, self._layers, resolve_precision(precision))
+            self._encoder = Encoder(encoder, self._layers, self.precision)
 
     def logits(
         self, windows: Windows, members: Mapping[str, Task], desc: str | None
@@ -103,7 +110,7 @@ class Backbone:
                 made[BERT], _ = predict_logits(
                     *(self._model, members[BERT], windows),
                     padding=self._padding,
-                    precision=resolve_precision(self._precision),
+                    precision=self.precision,
                     desc=desc,
                 )
             return made
@@ -150,7 +157,7 @@ class Backbone:
                 rows = order[done : done + size]
                 batch = collate(windows, first_token, rows, self._padding, token_types=token_types)
                 batch = batch.to(where)
-                with autocast(resolve_precision(self._precision), where):
+                with autocast(self.precision, where):
                     output = self._model(**batch.inputs, output_hidden_states=True)
                     layers = [state.float() for state in output.hidden_states]
                     cls = [state[:, 0] for state in layers]
@@ -175,7 +182,7 @@ class Backbone:
         """Output of a head for hidden states (tokens or windows, layers, hidden)."""
         head, where = self.heads[name].to(states.device), states.device
         config = head.config
-        precision = head_precision(self._precision, config.kind)
+        precision = head_precision(self._asked, config.kind)
         places = [list(layers).index(layer) for layer in config.layers]
         if places != list(range(states.shape[1])):
             states = states[:, places]

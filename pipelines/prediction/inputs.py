@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bertvision.errors import InputError
 from bertvision.pipelines.tasks.sentences.rows import MAX_CHARACTERS

@@ -9,6 +9,7 @@ which is run once for all of them.
 from __future__ import annotations
 
 import copy
+import hashlib
 import shutil
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -225,6 +226,17 @@ class Predictor:
     def inputs(self) -> tuple[str, ...]:
         """Names of the texts that it answers: a text, a pair, or a question and its context."""
         return self.task.inputs(self.record.task)
+
+    @property
+    def digest(self) -> str:
+        """Digest of all that its answers follow from: weights, settings, threshold, arithmetic."""
+        digest = hashlib.sha256(self.record.model_dump_json().encode())
+        digest.update(f"{self._backbone.precision} {version('bertvision')}".encode())
+        for member in self.record.members:
+            if member != BERT:
+                for values in self._backbone.heads[member].state_dict().values():
+                    digest.update(values.detach().cpu().numpy().tobytes())
+        return digest.hexdigest()
 
     def item(self, given: Any, name: str) -> Any:
         """The item of a text, or of texts by name.

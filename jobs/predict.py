@@ -1,0 +1,119 @@
+"""Answers to texts, by an encoder and what was trained on it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+from bertvision.errors import InputError, counted
+from bertvision.jobs.show import Row, Rows, Values
+from bertvision.pipelines.declare import PrecisionOption, WorkspacePath, job
+from bertvision.pipelines.options import Option
+from bertvision.pipelines.reading import Names, StrPath, parse_names, path_of
+from bertvision.pipelines.text import format_table, number
+
+_SHOWN = 40
+"""Rows of the table on a terminal."""
+
+
+@job
+def predict(
+    what: Names,
+    *,
+    data: Annotated[StrPath | None, Option(decides=False)] = None,
+    text: str | None = None,
+    text_pair: str | None = None,
+    output: Annotated[StrPath | None, Option(decides=False)] = None,
+    skip_bad: bool = False,
+    precision: PrecisionOption = "auto",
+    workspace: WorkspacePath = None,
+) -> Rows[Row]:
+    """Answer texts with an encoder, heads and ensembles.
+
+    An encoder is run once for all that read its hidden states. Windows, decoding rules and the
+    threshold of no answer are those of `bertvision evaluate`. Long files are answered in parts: a
+    killed command is finished by the same one.
+
+    Examples:
+        >>> import bertvision
+        >>> _ = bertvision.train("learned-pooling", checkpoint="1e")
+        >>> rows = bertvision.predict(
+        ...     ["bert:1e", "learned-pooling:1e"],
+        ...     text="Where is it?",
+        ...     text_pair="It is in the garden.",
+        ... )
+        >>> [row.system for row in rows]
+        ['bert:1e', 'learned-pooling:1e']
+
+    Args:
+        what: bert:1e, trained heads such as adapter-64-shared:0.3e, ensembles, folders of
+            snapshots, heads or saved predictors, or owner/name on the hub.
+        data: File with texts: .csv, .tsv, .jsonl or .parquet with named columns, questions in the
+            form of SQuAD, or a text on each line; - reads lines from standard input.
+        text: A text, or a question, in the place of a file.
+        text_pair: Second text of a pair, or the context of the question.
+        output: File to write: .jsonl or .csv with a row for each answer, or .json with the answers
+            by id, as SQuAD's own script reads them.
+        skip_bad: Leave malformed rows out and count them.
+
+    Returns:
+        A row for each answer: the system, the id, the label with its probability and those of
+        all classes, the score, or the answer with its place in the context.
+
+    Raises:
+        UnknownNameError: there is no such head or snapshot.
+        InputError: the data are malformed, or the task of the systems has no texts.
+        WorkspaceError: a head or snapshot is damaged.
+    """
+    names = parse_names(what)
+    if (text is None) == (data is None):
+        if text is not None or sys.stdin.isatty():
+            raise InputError("give --text or --data FILE: one of the two")
+        data = "-"
+    if text_pair is not None and text is None:
+        raise InputError("--text-pair is the second text of --text: give both, or --data")
+    target = path_of(output)
+    from bertvision.pipelines.prediction.answers import answer, check_output
+    from bertvision.pipelines.prediction.inputs import read_inputs, typed
+    from bertvision.pipelines.prediction.predictor import load_predictors
+
+    if target is not None:
+        check_output(target, len(names))
+    predictors = load_predictors(names, path_of(workspace), precision)
+    first = predictors[0]
+    for other in predictors[1:]:
+        if other.record.task.name != first.record.task.name:
+            raise InputError(
+                f"{first.record.name} answers {first.record.task.name} and {other.record.name} "
+                f"{other.record.task.name}: ask systems of one task at once"
+            )
+    if text is not None:
+        items = [typed(first, [text] if text_pair is None else [text, text_pair])]
+    else:
+        items = read_inputs(first, str(data), skip_bad=skip_bad)
+    return Rows(map(Row, answer(predictors, items, target)), predicted_table)
+
+
+def predicted_table(rows: Sequence[Values]) -> str:
+    """The answers, each in a line; of many the first."""
+    shown = rows[:_SHOWN]
+    several = len({row["system"] for row in rows}) > 1
+    answers = bool(rows) and "answer" in rows[0]
+    header = [*(["system"] if several else []), "id", "answer" if answers else "label", "score"]
+    if answers:
+        header.append("no answer")
+    lines: list[list[str]] = []
+    for row in shown:
+        line = [*([row["system"]] if several else []), str(row["id"])]
+        if answers:
+            line += [row["answer"] or "(no answer)", f"{row['score']:.3f}"]
+            line.append(number(row["no_answer"], "{:.3f}"))
+        else:
+            line += [row["label"], f"{row['score']:.3f}"]
+        lines.append(line)
+    table = format_table(header, lines)
+    if len(rows) > len(shown):
+        left = counted(len(rows) - len(shown), "answer")
+        table += f"\n… and {left} more: --json, --csv FILE or --output FILE have all of them"
+    return table

@@ -1,0 +1,139 @@
+"""Answers of predictors to many texts: in parts that a killed process need not make again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from bertvision.errors import InputError
+from bertvision.featurestore.storage.durable import make_folder, write_durably
+from bertvision.featurestore.storage.lock import exclusive
+from bertvision.pipelines.files import write_json, write_text
+from bertvision.pipelines.prediction.predictor import Predictor, together
+from bertvision.pipelines.progress import progress
+from bertvision.pipelines.text import csv_text, flat_rows
+
+FORMS = (".jsonl", ".csv", ".json")
+_PART = 1_024
+"""Items that are answered before their answers are kept."""
+
+Answer = dict[str, Any]
+
+
+def check_output(path: Path, systems: int) -> None:
+    """Refuse a file that answers cannot be written to.
+
+    Args:
+        path: Path of the file.
+        systems: Number of systems that answer.
+
+    Raises:
+        InputError: Its form is not known, or has no room for several systems.
+    """
+    if path.suffix not in FORMS:
+        raise InputError(f"--output {path}: name it {', '.join(FORMS)}")
+    if path.suffix == ".json" and systems > 1:
+        raise InputError(
+            f"--output {path}: .json has one answer for each id, and there are {systems} systems: "
+            "write .jsonl or .csv, or ask one system at a time"
+        )
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise InputError(f"--output {path}: is no file in a folder that is there")
+
+
+def answer(
+    predictors: Sequence[Predictor], items: Sequence[Any], output: Path | None
+) -> list[Answer]:
+    """Answer items with several predictors.
+
+    Args:
+        predictors: Predictors of one task.
+        items: Items of the task, without labels.
+        output: File that gets the answers; None writes none. Parts are kept beside it until it is
+            whole, under a name that begins with a dot.
+
+    Returns:
+        The answers, system by system, each with ``system`` and ``id``.
+
+    Raises:
+        LockedError: Another process is writing the file.
+        DiskSpaceError: The disk is full.
+    """
+    if output is None:
+        return _ordered(predictors, list(_parts(predictors, items, None)))
+    output = output.absolute()
+    folder = output.with_name(f".{output.name}.parts")
+    with exclusive(output.with_name(f".{output.name}.lock"), f"writing {output.name}"):
+        # of other systems or texts, no part is of use
+        parts = folder / _digest(predictors, items)
+        if folder.is_dir() and not parts.is_dir():
+            shutil.rmtree(folder)
+        make_folder(parts)
+        rows = _ordered(predictors, list(_parts(predictors, items, parts)))
+        _write(output, rows, spans=predictors[0].task.kind == "span")
+        shutil.rmtree(folder)
+    return rows
+
+
+def _parts(
+    predictors: Sequence[Predictor], items: Sequence[Any], folder: Path | None
+) -> Iterator[list[Answer]]:
+    """The answers to some items after another, those of a part system by system."""
+    with progress(len(items), "predict", "item") as bar:
+        for begin in range(0, len(items), _PART):
+            some = items[begin : begin + _PART]
+            file = None if folder is None else folder / f"{begin}.jsonl"
+            if file is not None and file.is_file():
+                part = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+            else:
+                part = [
+                    {"system": predictor.record.name, "id": item.id, **row}
+                    for predictor, logits in zip(
+                        predictors, together(predictors, some), strict=True
+                    )
+                    for item, row in zip(some, predictor.read(logits), strict=True)
+                ]
+                if file is not None:
+                    write_durably(file, [_lines(part).encode()])
+            yield part
+            bar.update(len(some))
+
+
+def _ordered(predictors: Sequence[Predictor], parts: Sequence[Sequence[Answer]]) -> list[Answer]:
+    """The answers of parts, system by system."""
+    rows: list[Answer] = []
+    for i in range(len(predictors)):
+        for part in parts:
+            count = len(part) // len(predictors)
+            rows += part[i * count : (i + 1) * count]
+    return rows
+
+
+def _write(path: Path, rows: Sequence[Answer], *, spans: bool) -> None:
+    if path.suffix == ".jsonl":
+        write_text(path, _lines(rows))
+    elif path.suffix == ".csv":
+        write_text(path, csv_text(flat_rows(rows)))
+    else:
+        key = "answer" if spans else "label"
+        by_id = {row["id"]: row[key] for row in rows}
+        if spans:
+            unsure = {row["id"]: row["no_answer"] for row in rows}
+            write_json(path.with_name(f"{path.stem}.na_prob.json"), unsure)
+        write_json(path, by_id)
+
+
+def _digest(predictors: Sequence[Predictor], items: Sequence[Any]) -> str:
+    """Digest of the systems and of what they are asked."""
+    digest = hashlib.sha256("".join(predictor.digest for predictor in predictors).encode())
+    for item in items:
+        digest.update(repr(item).encode())
+    return digest.hexdigest()[:32]
+
+
+def _lines(rows: Sequence[Answer]) -> str:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
