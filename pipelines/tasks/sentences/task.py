@@ -2,8 +2,8 @@
 
 Classification and regression as Devlin et al. 2019 (arXiv:1810.04805, section 4.1) fine-tune BERT
 for GLUE: the task's output layer on the encoder's first token, cross entropy over the classes or
-the squared error of the score. The families of data sets differ in how they are read alone:
-`glue`, `senteval`, `labelled`.
+the squared error of the score. The families of data sets differ in how they are read alone: see
+`labelled`.
 """
 
 from __future__ import annotations
