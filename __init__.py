@@ -26,6 +26,7 @@ _MODULES = {
     "jobs.generation": ("generate", "generated_texts"),
     "jobs.store": ("audit", "shuffle_tokens"),
     "jobs.heads": ("train", "evaluate", "heads"),
+    "jobs.predict": ("predict",),
     "jobs.sweep": ("sweep",),
     "jobs.dry_run": ("dry_run",),
     "jobs.doctor": ("doctor",),
@@ -78,7 +79,8 @@ _MODULES = {
     "pipelines.tasks.data": ("TaskConfig", "Sentence", "TaskData"),
     "pipelines.tasks.source": ("Line", "find_file", "read_text", "splits_in", "text_lines"),
     "pipelines.tasks.sentences.task": ("SentenceTask",),
-    "pipelines.tasks.sentences.rows": ("RawSentence", "SentenceRows", "require_fields"),
+    "pipelines.tasks.sentences.rows": ("RawSentence", "SentenceRows"),
+    "pipelines.tasks.tables": ("require_fields",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
@@ -127,6 +129,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.jobs.hub import push as push
     from bertvision.jobs.latency import latency as latency
     from bertvision.jobs.latency import quantise as quantise
+    from bertvision.jobs.predict import predict as predict
     from bertvision.jobs.readouts import probe as probe
     from bertvision.jobs.readouts import rank as rank
     from bertvision.jobs.readouts import similarity as similarity
@@ -175,13 +178,13 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.pipelines.tasks.data import TaskData as TaskData
     from bertvision.pipelines.tasks.sentences.rows import RawSentence as RawSentence
     from bertvision.pipelines.tasks.sentences.rows import SentenceRows as SentenceRows
-    from bertvision.pipelines.tasks.sentences.rows import require_fields as require_fields
     from bertvision.pipelines.tasks.sentences.task import SentenceTask as SentenceTask
     from bertvision.pipelines.tasks.source import Line as Line
     from bertvision.pipelines.tasks.source import find_file as find_file
     from bertvision.pipelines.tasks.source import read_text as read_text
     from bertvision.pipelines.tasks.source import splits_in as splits_in
     from bertvision.pipelines.tasks.source import text_lines as text_lines
+    from bertvision.pipelines.tasks.tables import require_fields as require_fields
     from bertvision.pipelines.tasks.task import Task as Task
     from bertvision.pipelines.training.datamodule import (
         ActivationDataModule as ActivationDataModule,

@@ -75,12 +75,12 @@ def predict(
         raise InputError("--text-pair is the second text of --text: give both, or --data")
     target = path_of(output)
     from bertvision.pipelines.prediction.answers import answer, check_output
-    from bertvision.pipelines.prediction.inputs import read_inputs, typed
-    from bertvision.pipelines.prediction.predictor import load_predictors
+    from bertvision.pipelines.prediction.inputs import read_inputs
+    from bertvision.pipelines.prediction.predictor import Predictor, load_predictors
 
     if target is not None:
         check_output(target, len(names))
-    predictors = load_predictors(names, path_of(workspace), precision)
+    predictors: list[Predictor] = load_predictors(names, path_of(workspace), precision)
     first = predictors[0]
     for other in predictors[1:]:
         if other.record.task.name != first.record.task.name:
@@ -89,9 +89,16 @@ def predict(
                 f"{other.record.task.name}: ask systems of one task at once"
             )
     if text is not None:
-        items = [typed(first, [text] if text_pair is None else [text, text_pair])]
+        texts = [text] if text_pair is None else [text, text_pair]
+        columns = [name for name in first.layout.columns if name != "id"]
+        if len(texts) != len(columns):
+            raise InputError(
+                f"{first.record.name} answers {' and '.join(columns)}: give --text"
+                + (" and --text-pair" if columns[1:] else " alone")
+            )
+        items = [first.item(dict(zip(columns, texts, strict=True)))]
     else:
-        items = read_inputs(first, str(data), skip_bad=skip_bad)
+        items = read_inputs(first.task, first.record.task, str(data), skip_bad=skip_bad)
     return Rows(map(Row, answer(predictors, items, target)), predicted_table)
 
 

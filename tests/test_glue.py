@@ -14,7 +14,7 @@ import pytest
 from bertvision.errors import InputError
 from bertvision.pipelines.tasks.data import Sentence, TaskConfig, TaskData
 from bertvision.pipelines.tasks.registry import TASKS
-from bertvision.pipelines.tasks.sentences.glue import GLUE, GlueTask
+from bertvision.pipelines.tasks.sentences.labelled import GLUE, GlueTask
 from bertvision.pipelines.tasks.task import load_task
 
 # Of each task: header (None: there is none), two rows as GLUE writes them, and what they say.
@@ -98,7 +98,10 @@ def test_every_task_is_registered_with_its_headline():
 @pytest.mark.parametrize("place", ["{file}", "{file}.gz", "{folder}/{file}", "{folder}/{file}.gz"])
 def test_task_is_read_from_the_folders_that_glue_ships(name: str, place: str, tmp_path: Path):
     for split, file in (("train", "train.tsv"), ("dev", DEV.get(name, "dev.tsv"))):
-        path = write(tmp_path / place.format(file=file, folder=GLUE[name].folder), name)
+        path = write(
+            tmp_path / place.format(file=file, folder=GLUE[name].files["train"][1].split("/")[0]),
+            name,
+        )
         for source in (tmp_path, path.parent, path):
             data = read(name, source, split)
             assert said(data) == FILES[name][2]
@@ -142,15 +145,17 @@ def test_folder_offers_the_splits_it_holds(tmp_path: Path):
 def test_hub_data_says_the_same_as_the_files(name: str, tmp_path: Path):
     spec = GLUE[name]
     rows = FILES[name][2]
+    specs = spec.layout.columns
+    texts = [specs[column].names[-1] for column in ("text", "pair") if column in specs]
     columns: dict[str, list[object]] = {
-        column: [row[i] for row in rows] for i, column in enumerate(spec.hub_texts)
+        column: [row[i] for row in rows] for i, column in enumerate(texts)
     }
     kind = (
         datasets.ClassLabel(names=list(spec.classes)) if spec.classes else datasets.Value("float")
     )
     features = datasets.Features(
         {
-            **dict.fromkeys(spec.hub_texts, datasets.Value("string")),
+            **dict.fromkeys(texts, datasets.Value("string")),
             "label": kind,
             "idx": datasets.Value("int32"),
         }
@@ -180,11 +185,9 @@ def test_classes_of_the_hub_are_taken_by_name_not_by_number(tmp_path: Path):
     path = tmp_path / "train.parquet"
     datasets.Dataset.from_dict(rows, features=features).to_parquet(path)
     assert said(read("rte", tmp_path)) == [(A, B, 1), (B, A, 0)]
-    with pytest.raises(
-        InputError, match=r"has the classes .*, but cola has .*'acceptable'|columns"
-    ):
+    with pytest.raises(InputError, match=r"has the classes .*, task are .*'acceptable'|columns"):
         read("cola", tmp_path)
-    with pytest.raises(InputError, match=r"has the classes \['not_ent.*but mnli|columns"):
+    with pytest.raises(InputError, match=r"has the classes \['not_ent.*task are|columns"):
         read("mnli", tmp_path)
 
 

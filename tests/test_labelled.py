@@ -220,8 +220,8 @@ def test_quoted_line_break_is_counted_and_unclosed_quote_refused(tmp_path: Path)
     [
         ("{", "is not JSON that can be read"),
         ("[1]", "is JSON, but no object"),
-        ('{"a": "One."}', r"has the keys \['a'\], but not \['b'\]"),
-        ('{"a": 5, "b": "x"}', "a must be strings"),
+        ('{"a": "One."}', r"has the fields \['a'\], but not \['b'\]"),
+        ('{"a": 5, "b": "x"}', "a must be a string"),
         ('{"a": "One.", "b": [1]}', r"the label \[1\] must be a string or a number"),
         ('{"a": "One.", "b": null}', "has no label"),
         ('{"a": "One.", "b": ""}', "has no label"),
@@ -241,10 +241,10 @@ def test_malformed_object_is_named_with_its_line_or_skipped(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"text": None}, r"has the columns \['a', 'c', 'b'\], 'text' not among them: .*--text"),
-        ({"label": None}, "'label' not among them: .*--label"),
-        ({"text": "sentence"}, r"'sentence' not among them"),
-        ({"pair": "d"}, r"'d' not among them"),
+        ({"text": None}, r"has the columns \['a', 'c', 'b'\], but not \['text'\]: .*--text"),
+        ({"label": None}, r"but not \['label'\]: .*--label"),
+        ({"text": "sentence"}, r"but not \['sentence'\]"),
+        ({"pair": "d"}, r"but not \['d'\]"),
     ],
 )
 def test_columns_must_be_named_and_there(options: dict[str, str | None], message: str, tmp_path):

@@ -427,7 +427,7 @@ def test_a_candidate_listed_twice_is_taken_once_and_named(tmp_path: Path) -> Non
         ("b.toks", lambda text: text + "one more\n", r"b\.toks: has 3 lines, but .*a\.toks has 2"),
         ("sim.txt", lambda text: "1\n", r"sim\.txt: has 1 lines"),
         ("sim.txt", lambda text: "1\n0.5\n", r"sim\.txt, line 2: the label is '0\.5'"),
-        ("sim.txt", lambda text: "1\n\n", r"sim\.txt, line 2: the label is empty"),
+        ("sim.txt", lambda text: "1\n\n", r"sim\.txt, line 2: the label is ''; it must be one of 0, 1"),
         ("a.toks", lambda text: "who ?\n \n", r"a\.toks, line 2: the query is empty"),
         ("b.toks", lambda text: "\nx\n", r"b\.toks, line 1: the passage is empty"),
         ("id.txt", lambda text: "1\n1 2\n", r"id\.txt, line 2: the id '1 2' holds white space"),
@@ -454,9 +454,9 @@ def test_a_wrong_file_is_refused_by_its_name_and_line(
     ("text", "message"),
     [
         ("query,passage,label\na,b,2\n", r"test\.csv, line 2: the label is '2'"),
-        ("query,passage,label\na,b\n", r"test\.csv, line 2: has 2 columns, not 3"),
+        ("query,passage,label\na,b\n", r"test\.csv, line 2: has 2 fields, expected are 3: query"),
         ("query,label\na,1\n", r"test\.csv, line 1: has the columns \['query', 'label'\]"),
-        ('query,passage,label\na,"b"c,1\n', r"test\.csv, line 2: is no csv"),
+        ('query,passage,label\na,"b"c,1\n', r"test\.csv, line 2: is no CSV"),
         ("query,passage,label\n", r"has none of"),
     ],
 )

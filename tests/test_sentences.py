@@ -18,7 +18,7 @@ from bertvision.pipelines.encoders.loading import load_model
 from bertvision.pipelines.tasks.data import Sentence, TaskConfig, TaskData
 from bertvision.pipelines.tasks.logits import Logits, WindowIndex
 from bertvision.pipelines.tasks.registry import TASKS
-from bertvision.pipelines.tasks.sentences.senteval import DOWNSTREAM, PROBING
+from bertvision.pipelines.tasks.sentences.labelled import DOWNSTREAM, PROBING
 from bertvision.pipelines.tasks.sentences.task import SentenceTask
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.tasks.windows import collate
@@ -236,7 +236,7 @@ def test_label_that_only_test_has_is_a_class_that_cannot_be_learned(tmp_path: Pa
     [
         ("tr\tPast", "2: has 2 fields, expected are 3: split, label, sentence"),
         ("tr\tPast\tA\tB", "2: has 4 fields, expected are 3"),
-        ("xx\tPast\tA .", "2: the split 'xx' is none of tr, va, te"),
+        ("xx\tPast\tA .", "2: the split is 'xx'; it must be one of tr, va, te"),
         ("tr\t\tA .", "2: has no label"),
         ("tr\tPast\t ", "2: the text is empty"),
     ],
@@ -312,7 +312,7 @@ def test_single_downstream_file_is_one_split(
 @pytest.mark.parametrize("packed", [False, True])
 def test_downstream_set_is_one_split(name: str, packed: bool, tmp_path: Path):
     data = b'0 simplistic , " silly . \n1 caf\xc3\xa9 \n1 \n'
-    file = DOWNSTREAM[name].files["all"] + (".gz" if packed else "")
+    file = DOWNSTREAM[name].files["all"][0] + (".gz" if packed else "")
     (tmp_path / file).write_bytes(gzip.compress(data) if packed else data)
     assert load_task(name).splits(str(tmp_path)) == ("all",)
     for source in (tmp_path, tmp_path / file):

@@ -448,8 +448,8 @@ def test_the_benchmark_itself_has_no_header(tmp_path: Path) -> None:
         ("6\tA\tB", "the score is '6'"),
         ("nan\tA\tB", "the score is 'nan'"),
         ("much\tA\tB", "the score is 'much'"),
-        ("1\t \tB", "a sentence is empty"),
-        ("1\tA", "has 2 columns"),
+        ("1\t \tB", "the sentence1 is empty"),
+        ("1\tA", "has 2 fields, expected are 3: score, sentence1"),
     ],
 )
 def test_malformed_lines_are_refused_by_file_and_line(tmp_path: Path, line: str, told: str) -> None:

@@ -29,7 +29,7 @@ from bertvision.pipelines.encoders.loading import (
 )
 from bertvision.pipelines.files import new_folder, sha256_of_files
 from bertvision.pipelines.prediction.backbone import BERT, Backbone, Float32Array
-from bertvision.pipelines.prediction.inputs import checked_text, zipped
+from bertvision.pipelines.prediction.inputs import layout_of, make_item, zipped
 from bertvision.pipelines.prediction.source import Source, find_source
 from bertvision.pipelines.records import Record, read_record, write_record
 from bertvision.pipelines.results.ensemble import combined
@@ -103,6 +103,7 @@ class Predictor:
             if first == BERT
             else task_of_kind(backbone.heads[first].config.kind, name)
         )
+        self.layout = layout_of(self.task, record.task)
 
     @classmethod
     def load(
@@ -223,11 +224,6 @@ class Predictor:
         return [{"label": label, "score": score} for label, score in ranked[:top_k]]
 
     @property
-    def inputs(self) -> tuple[str, ...]:
-        """Names of the texts that it answers: a text, a pair, or a question and its context."""
-        return self.task.inputs(self.record.task)
-
-    @property
     def digest(self) -> str:
         """Digest of all that its answers follow from: weights, settings, threshold, arithmetic."""
         digest = hashlib.sha256(self.record.model_dump_json().encode())
@@ -238,35 +234,17 @@ class Predictor:
                     digest.update(values.detach().cpu().numpy().tobytes())
         return digest.hexdigest()
 
-    def item(self, given: Any, name: str) -> Any:
-        """The item of a text, or of texts by name.
+    def item(self, given: Any, name: str = "0") -> Any:
+        """The item of a text, or of texts by name (see `make_item`).
 
         Args:
-            given: As one of ``inputs`` of `__call__`, or a row with the names of `inputs`.
+            given: One of ``inputs`` of `__call__`.
             name: Id of the item.
 
         Raises:
             InputError: A text is missing, empty, or too long.
         """
-        names = self.inputs
-        if isinstance(given, str) and len(names) == 1:
-            given = {names[0]: given}
-        if not isinstance(given, Mapping):
-            raise InputError(
-                f"{given!r}: {self.record.name} answers {' and '.join(names)}: give "
-                + (f"a dict with {', '.join(names)}" if names[1:] else "a text")
-            )
-        usual = names if self.task.kind == "span" or "question" in names else ("text", "text_pair")
-        texts = []
-        for own, other in zip(names, usual, strict=False):
-            text = given.get(own, given.get(other))
-            if text is None:
-                raise InputError(
-                    f"{self.record.name} answers {' and '.join(names)}, and {own!r} is missing: "
-                    f"there are {', '.join(map(repr, given)) or 'no texts'}"
-                )
-            texts.append(checked_text(text, own, strip="context" not in names))
-        return self.task.unlabelled(texts, name)
+        return make_item(self.task, self.layout, given, name)
 
     def logits(self, items: Sequence[Any], desc: str | None = None) -> Logits:
         """Logits on all windows of some items.
@@ -394,7 +372,9 @@ class Predictor:
                 "classes": ", ".join(record.task.classes),
                 "threshold of no answer": record.threshold,
             }
-            card = predictor_card(name, record.name, facts, "context" in self.inputs, license)
+            card = predictor_card(
+                name, record.name, facts, "context" in self.layout.columns, license
+            )
             sent = push(
                 connect(token),
                 Repository(name, "model", revision),
@@ -511,8 +491,6 @@ def load_predictors(
                 weights_sha256=snapshot.info.weights_sha256,
             )
             made[i] = kind(record, backbone)
-    for predictor in made.values():
-        _ = predictor.inputs  # refuses a task whose items are no texts
     return [made[i] for i in range(len(names))]
 
 

@@ -60,11 +60,11 @@ def _sentences(
 
 
 def _glue(name: str, headline: str = "accuracy") -> TaskEntry:
-    return _sentences("sentences.glue:GlueTask", headline, hub=f"nyu-mll/glue:{name}")
+    return _sentences("sentences.labelled:GlueTask", headline, hub=f"nyu-mll/glue:{name}")
 
 
 def _probing() -> TaskEntry:
-    return _sentences("sentences.senteval:ProbingTask", "accuracy")
+    return _sentences("sentences.labelled:ProbingTask", "accuracy")
 
 
 def _similarity() -> TaskEntry:
@@ -72,7 +72,7 @@ def _similarity() -> TaskEntry:
 
 
 def _downstream() -> TaskEntry:
-    return _sentences("sentences.senteval:DownstreamTask", "accuracy")
+    return _sentences("sentences.labelled:DownstreamTask", "accuracy")
 
 
 TASKS: dict[str, TaskEntry] = {

@@ -86,6 +86,16 @@ def text_lines(text: str) -> Iterator[Line]:
             yield Line(number, line.removesuffix("\r"))
 
 
+def all_lines(text: str) -> list[str]:
+    """All lines of a text, blank ones too."""
+    return text.replace("\r\n", "\n").removesuffix("\n").split("\n")
+
+
+def split_files(forms: Sequence[str]) -> dict[str, list[str]]:
+    """Names of the files of train, dev and test in any of these forms, such as ``train.csv``."""
+    return {split: [f"{split}{form}" for form in forms] for split in ("train", "dev", "test")}
+
+
 def find_file(source: str | Path, names: Sequence[str], task: str) -> Path:
     """The file that a source means: itself, or the first of these names in the folder.
 
@@ -157,28 +167,24 @@ def on_hub(source: str) -> bool:
     return not path.exists() and not path.is_absolute()
 
 
-def load_hub(source: str, split: str, columns: Sequence[str]) -> Any:
+def load_hub(source: str, split: str) -> Any:
     """Load a split through ``datasets``.
 
     Args:
         source: ``owner/name``, ``owner/name:config``, or a folder of Parquet files.
         split: Name of the split on the hub.
-        columns: it must have.
 
     Returns:
         ``datasets.Dataset``.
 
     Raises:
-        InputError: it cannot be loaded, or lacks a column.
+        InputError: it cannot be loaded.
     """
-    rows = _from_hub(
+    return _from_hub(
         source,
         f"split {split!r}",
         lambda d, name, config: d.load_dataset(name, config, split=split),
     )
-    if missing := [c for c in columns if c not in rows.column_names]:
-        raise InputError(f"{source}: has the columns {rows.column_names}, but not {missing}")
-    return rows
 
 
 def hub_splits(source: str) -> list[str]:

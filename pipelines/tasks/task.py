@@ -19,6 +19,7 @@ from bertvision.pipelines.tasks.logits import Logits
 from bertvision.pipelines.tasks.registry import TaskKind, find_task
 from bertvision.pipelines.tasks.scores import Scores
 from bertvision.pipelines.tasks.soundness import Example
+from bertvision.pipelines.tasks.tables import Column
 from bertvision.pipelines.tasks.windows import Batch, Windows
 from bertvision.plugins import is_dotted_path, load_class
 
@@ -233,8 +234,8 @@ class Task(ABC):
         """
         return classes[answer] if classes and isinstance(answer, int) else answer
 
-    def inputs(self, config: TaskConfig) -> tuple[str, ...]:
-        """Names of the texts of an item, in its order, as rows of a file or of Python give them.
+    def inputs(self, config: TaskConfig) -> dict[str, Column]:
+        """Columns of the texts of an item, by the name that `unlabelled` gives them.
 
         Args:
             config: Settings of the task, which may name columns.
@@ -248,15 +249,12 @@ class Task(ABC):
             "shows what the encoder itself scores"
         )
 
-    def unlabelled(self, texts: Sequence[str], name: str) -> Any:
+    def unlabelled(self, texts: Mapping[str, str], name: str) -> Any:
         """An item without its label.
 
         Args:
-            texts: Its texts, in the order of `inputs`.
+            texts: Its texts, by the names of `inputs`.
             name: Id of the item.
-
-        Raises:
-            InputError: A text is empty, or longer than any that is taken.
         """
         raise NotImplementedError
 

@@ -1,55 +1,329 @@
-"""A user's own labelled sentences: ``--task csv [--text COLUMN --label COLUMN --pair COLUMN]``.
+"""Labelled sentences: a user's own files, GLUE, and the sets of SentEval.
 
-A source is a file, or a folder with ``train``, ``dev`` and perhaps ``test`` in one of the forms:
+How a data set is written is a row of `LABELLED`; what all of them share is `SentenceTask`. A source
+is a file, or a folder that holds the files under their names, each perhaps with ``.gz``; GLUE is
+read from the hub too.
+
+**GLUE** (Wang et al. 2019, arXiv:1804.07461). A folder holds ``train.tsv`` and ``dev.tsv`` under
+its own name or under the task's, ``RTE/train.tsv``. The tables have no quoting: a quotation mark is
+text, of which MRPC has many that never close. The test files of GLUE have no labels and are not
+read. A single file is the one split that its name says, whatever else it is asked for as: one given
+for train alone, or for dev.
+
+**SentEval** (Conneau & Kiela 2018, arXiv:1803.05449, and Conneau et al. 2018, arXiv:1805.01070).
+A probing file holds all of its task, ``split TAB label TAB sentence`` with the splits tr, va and
+te; a downstream file one ``label sentence`` a line.
+
+**A user's own**, ``--task csv [--text COLUMN --label COLUMN --pair COLUMN]``, in one of the forms:
 
 - ``.csv``: RFC 4180, with a header line; a field may be quoted, and then hold line breaks;
 - ``.tsv``: a header line, fields between tabs as they stand; a quotation mark is text;
 - ``.jsonl``: an object a line.
 
-Each may also end with ``.gz``. A column ``id`` names the rows; those without one are named by
-their lines, ``line 2``. The columns are ``text`` and ``label``, unless named otherwise.
-
-**Classes or scores.** The labels of training are scores, to be told by regression, where every one
-of them is a number and at least one of these is not whole (2.5). All others are names of classes,
-whole numbers such as 0 and 1.0 too. Classes are those of the training data, in order: as numbers
-where all are integers, else by their characters. A label that training has not is refused; where
-training has scores, so is one that is no number.
+A column ``id`` names the rows; those without one are named by their lines, ``line 2``. The columns
+are ``text`` and ``label``, unless named otherwise. The labels of training are scores, to be told by
+regression, where every one of them is a number and at least one of these is not whole (2.5). All
+others are names of classes, whole numbers such as 0 and 1.0 too. Classes are those of the training
+data, in order: as numbers where all are integers, else by their characters. A label that training
+has not is refused; where training has scores, so is one that is no number.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from bertvision.errors import InputError
-from bertvision.pipelines.tasks.data import TaskConfig, TaskData
+from bertvision.pipelines.tasks.data import Sentence, TaskConfig, TaskData
 from bertvision.pipelines.tasks.sentences.rows import (
     FORMS,
     Columns,
+    RawSentence,
     SentenceRows,
-    read_columns,
     sorted_classes,
 )
 from bertvision.pipelines.tasks.sentences.task import SentenceTask
-from bertvision.pipelines.tasks.source import find_file, splits_in
+from bertvision.pipelines.tasks.soundness import containing
+from bertvision.pipelines.tasks.source import find_file, on_hub, split_files, splits_in
+from bertvision.pipelines.tasks.tables import Column, Layout, Row, hub_table, read_table
 from bertvision.pipelines.tasks.task import Task
 
-SPLITS = ("train", "dev", "test")
+
+class LabelledSet(NamedTuple):
+    """How a data set is written."""
+
+    layout: Layout
+    """Its columns ``text``, ``label`` and perhaps ``pair``."""
+    files: Mapping[str, Sequence[str]]
+    """Names of the files by split, in order of preference. The split ``all`` has no parts: it is
+    cross-validated."""
+    classes: tuple[str, ...] = ()
+    """In the order of their indices; a file may also write their numbers. Empty: scores."""
+    positive: int | None = None
+    """The class that F1 is of."""
+    phrases: bool = False
+    """Whether train holds sentences together with their phrases."""
+    hub_dev: str = "validation"
+    """Name of dev on the hub."""
+
+
+def _glue(
+    folder: str,
+    texts: Sequence[tuple[str, ...]],
+    label: str,
+    *classes: str,
+    header: tuple[str, ...] = (),
+    dev: str = "dev",
+    positive: int | None = None,
+    phrases: bool = False,
+) -> LabelledSet:
+    """A task of GLUE.
+
+    Args:
+        folder: Its folder in GLUE's archive.
+        texts: Names of the column of the sentence, or of the columns of the pair, in the files and
+            on the hub.
+        label: Column of the label in the files; on the hub it is ``label``.
+        classes: As the hub names them, in its order.
+        header: Columns of a file without a header line.
+        dev: Name of the file of dev.
+        positive: The class that F1 is of.
+        phrases: Whether train holds sentences together with their phrases.
+    """
+    columns = {name: Column(names) for name, names in zip(("text", "pair"), texts, strict=False)}
+    columns["label"] = Column((label, "label"), "label")
+    hint = "give the tsv files as GLUE ships them, or the data set of this task"
+    names = {"train": ("train.tsv",), "dev": tuple(dict.fromkeys((f"{dev}.tsv", "dev.tsv")))}
+    return LabelledSet(
+        Layout(columns, header, separator="\t", hint=hint),
+        {split: (*of, *(f"{folder}/{name}" for name in of)) for split, of in names.items()},
+        classes,
+        positive,
+        phrases,
+        dev.replace("dev", "validation"),
+    )
+
+
+_SENTENCE = (("sentence",),)
+_PAIR = (("sentence1",), ("sentence2",))
+GLUE: dict[str, LabelledSet] = {
+    "cola": _glue(
+        *("CoLA", _SENTENCE, "label", "unacceptable", "acceptable"),
+        header=("source", "label", "judgement", "sentence"),
+    ),
+    "sst2": _glue("SST-2", _SENTENCE, "label", "negative", "positive", phrases=True),
+    "mrpc": _glue(
+        *("MRPC", (("#1 String", "sentence1"), ("#2 String", "sentence2")), "Quality"),
+        *("not_equivalent", "equivalent"),
+        positive=1,
+    ),
+    "qqp": _glue(
+        *("QQP", (("question1",), ("question2",)), "is_duplicate", "not_duplicate", "duplicate"),
+        positive=1,
+    ),
+    "stsb": _glue("STS-B", _PAIR, "score"),
+    "mnli": _glue(
+        *("MNLI", (("sentence1", "premise"), ("sentence2", "hypothesis")), "gold_label"),
+        *("entailment", "neutral", "contradiction"),
+        dev="dev_matched",
+    ),
+    "qnli": _glue(
+        *("QNLI", (("question",), ("sentence",)), "label", "entailment", "not_entailment")
+    ),
+    "rte": _glue("RTE", _PAIR, "label", "entailment", "not_entailment"),
+    "wnli": _glue("WNLI", _PAIR, "label", "not_entailment", "entailment"),
+}
+"""The tasks of GLUE by name; of MNLI, dev is the matched one."""
+
+PARTS = {"train": "tr", "dev": "va", "test": "te"}
+"""Splits of a probing task, as its file writes them."""
+_PROBING = Layout(
+    {
+        "part": Column(("split",), among=tuple(PARTS.values())),
+        "label": Column(("label",), "label"),
+        "text": Column(("sentence",)),
+    },
+    header=("split", "label", "sentence"),
+    separator="\t",
+)
+PROBING: dict[str, LabelledSet] = {
+    name: LabelledSet(_PROBING, dict.fromkeys(PARTS, [f"{name}.txt"]))
+    for name in (
+        *("sentence_length", "word_content", "tree_depth", "top_constituents", "bigram_shift"),
+        *("past_present", "subj_number", "obj_number", "odd_man_out", "coordination_inversion"),
+    )
+}
+"""The probing tasks, from surface over syntax to semantics, in the order of their paper."""
+
+_DOWNSTREAM = Layout(
+    {"label": Column(("label",), "label"), "text": Column(("sentence",))},
+    header=("label", "sentence"),
+    separator=" ",
+)
+_TREC = {"train": ["TREC.train.all"], "test": ["TREC.test.all"]}
+DOWNSTREAM: dict[str, LabelledSet] = {
+    "mr": LabelledSet(_DOWNSTREAM, {"all": ["rt-polarity.all"]}, ("0", "1")),
+    "cr": LabelledSet(_DOWNSTREAM, {"all": ["custrev.all"]}, ("0", "1")),
+    "subj": LabelledSet(_DOWNSTREAM, {"all": ["subj.all"]}, ("0", "1")),
+    "mpqa": LabelledSet(_DOWNSTREAM, {"all": ["mpqa.all"]}, ("0", "1")),
+    "trec": LabelledSet(_DOWNSTREAM, _TREC, ("0", "1", "2", "3", "4", "5")),
+}
+"""The downstream sets by name."""
+
+
+def _by_number(row: Row) -> str:
+    return str(row.number)
+
+
+def _by_place(row: Row) -> str:
+    """The id of a row without one; not its number, which another row's own id may be."""
+    return row.place
+
+
+class GlueTask(SentenceTask):
+    """A task of the table `GLUE`."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.spec = GLUE[name]
+        self.positive = self.spec.positive
+
+    def splits(self, source: str) -> tuple[str, ...]:
+        """Train and dev; those of them that a folder holds, or the one that a file is named for.
+
+        Raises:
+            InputError: the folder holds neither.
+        """
+        files = self.spec.files
+        return tuple(files) if on_hub(source) else splits_in(source, files, self.name)
+
+    def read(self, source: str, split: str, config: TaskConfig) -> TaskData:
+        """Read a table of GLUE, as any split; or of a folder or a data set of the hub the split's.
+
+        Raises:
+            InputError: it is missing or malformed, or the split is none that has labels.
+        """
+        spec = self.spec
+        if split not in spec.files and not Path(source).is_file():
+            raise InputError(
+                f"{self.name} has no labelled split {split!r}: GLUE publishes the labels of "
+                f"{' and '.join(spec.files)}"
+            )
+        if on_hub(source):
+            named = spec.hub_dev if split == "dev" else split
+            table = hub_table(source, named, spec.layout, classes=spec.classes)
+        else:
+            path = find_file(source, spec.files.get(split, ()), self.name)
+            table = read_table(path, spec.layout)
+        rows = SentenceRows(table.source, skip_bad=config.skip_bad).add_table(table, _by_number)
+        if not spec.classes:
+            return rows.scored(table.sha256)
+        numbers = {str(i): i for i in range(len(spec.classes))}
+        return rows.classified(spec.classes, table.sha256, numbers)
+
+    def inputs(self, config: TaskConfig) -> dict[str, Column]:
+        """Columns of the sentence or the pair, as the files of GLUE and the hub name them."""
+        columns = self.spec.layout.columns
+        return {name: columns[name] for name in ("text", "pair") if name in columns}
+
+    def grouping(self, items: Sequence[Sentence]) -> Callable[[Sentence], str]:
+        """As of every task of sentences; of phrases the sentence that they are a part of."""
+        if not self.spec.phrases:
+            return super().grouping(items)
+        names = containing(item.text for item in items)
+        return lambda item: names[item.text]
+
+
+class ProbingTask(SentenceTask):
+    """A probing task of SentEval: what a sentence is like, told from its embedding.
+
+    The classes are the labels of the whole file. A label that only dev or test have can never be
+    told and counts as wrong; SentEval's own reader stops there.
+    """
+
+    def splits(self, source: str) -> tuple[str, ...]:
+        """Train, dev and test."""
+        return tuple(PARTS)
+
+    def read(self, source: str, split: str, config: TaskConfig) -> TaskData:
+        """Read a split of the task's file.
+
+        Raises:
+            InputError: the file is missing or malformed, or has no such split.
+        """
+        spec = PROBING[self.name]
+        if split not in PARTS:
+            raise InputError(f"{self.name} has no split {split!r}: {', '.join(PARTS)}")
+        table = read_table(find_file(source, spec.files[split], self.name), spec.layout)
+        labels = set()
+
+        def of_split(raw: RawSentence) -> RawSentence | None:
+            labels.add((raw.label or "").strip())
+            return raw if raw.extra["part"] == PARTS[split] else None
+
+        rows = SentenceRows(table.source, skip_bad=config.skip_bad)
+        rows.add_table(table, _by_number, of_split)
+        return rows.classified(sorted_classes(labels - {""}), table.sha256)
+
+
+class DownstreamTask(SentenceTask):
+    """A downstream set of SentEval, of `DOWNSTREAM`.
+
+    Some of the files are not UTF-8 but Latin-1. A few sentences of CR and MPQA are empty; they are
+    kept, as the published counts keep them, and are windows of special tokens alone.
+    """
+
+    def splits(self, source: str) -> tuple[str, ...]:
+        """``all``; of TREC those of train and test that a folder holds, or the one a file is.
+
+        Raises:
+            InputError: there is no such file or folder, or it holds none.
+        """
+        files = DOWNSTREAM[self.name].files
+        if (path := Path(source)).is_file():
+            name = path.name.removesuffix(".gz")
+            return next(((split,) for split, names in files.items() if name in names), ("all",))
+        return splits_in(source, files, self.name)
+
+    def read(self, source: str, split: str, config: TaskConfig) -> TaskData:
+        """Read a split of the set; a single file as any.
+
+        Raises:
+            InputError: its file is missing or malformed, or there is no such split.
+        """
+        spec = DOWNSTREAM[self.name]
+        if split not in spec.files and not Path(source).is_file():
+            how = (
+                f"`bertvision probe {self.name}` cross-validates it, and fine-tuning takes two "
+                "files of your own parting, --train FILE --dev FILE"
+                if "all" in spec.files
+                else f"use `bertvision probe {self.name}`, or give the files with --train and --dev"
+            )
+            splits = ", ".join(spec.files)
+            raise InputError(f"{self.name} has no split {split!r}, but {splits}: {how}")
+        path = find_file(source, spec.files.get(split, ()), self.name)
+        table = read_table(path, spec.layout, fallback="latin-1")
+        rows = SentenceRows(table.source, skip_bad=config.skip_bad, empty=True)
+        return rows.add_table(table, _by_number).classified(spec.classes, table.sha256)
+
+
+_OWN = split_files(FORMS)
+"""Names of the files of a user's own, by split."""
 
 
 class LabelledTask(SentenceTask):
-    """Sentences of a file with named columns."""
+    """Sentences of a user's own file with named columns."""
 
     columns = ("text", "pair", "label")
 
     def splits(self, source: str) -> tuple[str, ...]:
-        """The members of `SPLITS` that a folder holds; ``all`` of a file.
+        """The members of train, dev and test that a folder holds; ``all`` of a file.
 
         Raises:
             InputError: it is neither, or the folder holds none.
         """
-        if Path(source).is_file():
-            return ("all",)
-        return splits_in(source, {split: _names(split) for split in SPLITS}, self.name)
+        return ("all",) if Path(source).is_file() else splits_in(source, _OWN, self.name)
 
     def read(self, source: str, split: str, config: TaskConfig) -> TaskData:
         """Read a file, or the file of a split in a folder.
@@ -70,13 +344,17 @@ class LabelledTask(SentenceTask):
             classes = classes_of(self._rows(source, "train", config)[0])
         return rows.classified(classes, digest) if classes else rows.scored(digest)
 
-    def inputs(self, config: TaskConfig) -> tuple[str, ...]:
+    def inputs(self, config: TaskConfig) -> dict[str, Column]:
         """Columns of the text and, of pairs, of the second text."""
-        return tuple(_columns(config).named[:-1])
+        columns = Columns(config.text or "text", config.pair).layout.columns
+        return {name: columns[name] for name in ("text", "pair") if name in columns}
 
-    def _rows(self, source: str, split: str, config: TaskConfig) -> tuple[SentenceRows, str]:
-        path = find_file(source, _names(split), self.name)
-        return read_columns(path, _columns(config), skip_bad=config.skip_bad)
+    def _rows(self, source: str, split: str, config: TaskConfig) -> tuple[SentenceRows, str | None]:
+        columns = Columns(config.text or "text", config.pair, config.label or "label")
+        path = find_file(source, _OWN.get(split, ()), self.name)
+        table = read_table(path, columns.layout, forms=FORMS)
+        rows = SentenceRows(table.source, skip_bad=config.skip_bad)
+        return rows.add_table(table, _by_place), table.sha256
 
 
 def with_columns(task: Task, config: TaskConfig) -> TaskConfig:
@@ -121,14 +399,6 @@ def classes_of(rows: SentenceRows) -> tuple[str, ...]:
             "least two classes, and with --label the column that tells them apart"
         )
     return sorted_classes(labels)
-
-
-def _columns(config: TaskConfig) -> Columns:
-    return Columns(config.text or "text", config.pair, config.label or "label")
-
-
-def _names(split: str) -> list[str]:
-    return [f"{split}{form}" for form in FORMS]
 
 
 def _is_number(label: str) -> bool:

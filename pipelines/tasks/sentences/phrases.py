@@ -15,7 +15,6 @@ arXiv:1705.02364, section 3.2) compare sentences: (u, v, |u − v|, u ∗ v).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +32,8 @@ from bertvision.pipelines.tasks.own_output import OutputLayer, OwnOutput
 from bertvision.pipelines.tasks.sentences.rows import RawSentence, SentenceRows, sorted_classes
 from bertvision.pipelines.tasks.sentences.task import SentenceTask, sentence_windows
 from bertvision.pipelines.tasks.soundness import Example
-from bertvision.pipelines.tasks.source import Line, find_file, read_text, splits_in, text_lines
+from bertvision.pipelines.tasks.source import find_file, split_files, splits_in
+from bertvision.pipelines.tasks.tables import ID, Column, Layout, read_table
 from bertvision.pipelines.tasks.windows import Int32Array, Windows
 
 FIRST, SECOND = 0, 1
@@ -82,8 +82,18 @@ class PhrasePairLayer(OutputLayer):
         return PhraseOutput(self.classes(self.dropout(pair)))
 
 
-FILES = {split: [f"{split}.jsonl"] for split in ("train", "dev", "test")}
-KEYS = ("text", "pair", "first", "second", "label")
+FORMS = (".jsonl",)
+FILES = split_files(FORMS)
+LAYOUT = Layout(
+    {
+        "text": Column(("text",)),
+        "pair": Column(("pair",)),
+        "first": Column(("first",), "json"),
+        "second": Column(("second",), "json"),
+        "label": Column(("label",)),
+        "id": ID,
+    }
+)
 
 Span = tuple[int, int]
 """Characters [begin, end)."""
@@ -115,7 +125,7 @@ class PhraseTask(SentenceTask):
     tokens = "all"
     model_class = OwnOutput(PhrasePairLayer)
 
-    def inputs(self, config: TaskConfig) -> tuple[str, ...]:
+    def inputs(self, config: TaskConfig) -> dict[str, Column]:
         """Refused: phrases are marked in their sentences, as no typed text is."""
         return super(SentenceTask, self).inputs(config)
 
@@ -130,14 +140,14 @@ class PhraseTask(SentenceTask):
             InputError: it is missing or malformed; names file, line and value.
         """
         path = find_file(source, FILES.get(split, []), self.name)
-        text, digest = read_text(path)
-        rows = SentenceRows(str(path), skip_bad=config.skip_bad)
-        rows.add_lines(text_lines(text), _parsed)
+        table = read_table(path, LAYOUT, forms=FORMS)
+        rows = SentenceRows(table.source, skip_bad=config.skip_bad)
+        rows.add_table(table, lambda row: row.place, _checked)
         classes = config.classes
         if not classes:
             train = Path(source).is_dir() and split != "train"
             classes = self.read(source, "train", config).classes if train else ()
-        data = rows.classified(classes or sorted_classes(rows.labels), digest)
+        data = rows.classified(classes or sorted_classes(rows.labels), table.sha256)
         items = []
         for x in data.items:
             first, second = rows.extras[x.id]
@@ -220,23 +230,13 @@ def _sentences(offsets: Int32Array) -> Int32Array:
     return sentence
 
 
-def _parsed(line: Line) -> RawSentence:
-    """A line as a pair of sentences, with the spans of its phrases."""
-    try:
-        row = json.loads(line.text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"is not JSON that can be read: {error}") from error
-    if not isinstance(row, dict) or (missing := [key for key in KEYS if key not in row]):
-        have = f"has not {missing}" if isinstance(row, dict) else "is no object"
-        raise InputError(f"{have}: a pair of phrases has the keys {', '.join(KEYS)}")
+def _checked(raw: RawSentence) -> RawSentence:
+    """A pair of sentences with the spans of its phrases as ``extra``."""
     for key in ("text", "pair", "label"):
-        if not isinstance(row[key], str) or row[key] != row[key].strip():
-            raise InputError(f"the {key} {row[key]!r} must be a string without spaces around it")
-    name = row.get("id", f"line {line.number}")
-    if not isinstance(name, str | int):
-        raise InputError(f"the id {name!r} must be a string or a whole number")
-    spans = _span(row, "first", row["text"]), _span(row, "second", row["pair"])
-    return RawSentence(str(name), row["text"], row["pair"], row["label"], spans)
+        if (value := str(getattr(raw, key))) != value.strip():
+            raise InputError(f"the {key} {value!r} must be without spaces around it")
+    spans = _span(raw.extra, "first", raw.text), _span(raw.extra, "second", str(raw.pair))
+    return raw._replace(extra=spans)
 
 
 def _span(row: dict[str, Any], key: str, text: str) -> Span:

@@ -21,30 +21,43 @@ window and the label is the pair's, with the splits of the data.
 
 from __future__ import annotations
 
-import csv
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from bertvision.errors import InputError
 from bertvision.pipelines.tasks.data import Sentence, TaskConfig, TaskData
 from bertvision.pipelines.tasks.sentences.task import SentenceTask
-from bertvision.pipelines.tasks.source import read_text
+from bertvision.pipelines.tasks.source import find_in
+from bertvision.pipelines.tasks.tables import Column, Layout, aligned_table, read_table
 
 PARTS = ("train", "dev", "test")
 """The parts of the data, each of which may be absent; an extraction knows nothing of them."""
 
-_COLUMNS = {
-    "query": ("query", "question"),
-    "passage": ("passage", "sentence", "answer"),
-    "label": ("label",),
-    "id": ("query_id", "queryid", "question_id", "questionid", "qid"),
+FORMS = (".tsv", ".csv")
+_QUERY = Column(("query", "question"), filled=True)
+_PASSAGE = Column(("passage", "sentence", "answer"), filled=True)
+_LABEL = Column(("label",), among=("0", "1"))
+_IDS = ("query_id", "queryid", "question_id", "questionid", "qid")
+_ID = Column(_IDS, filled=True, optional=True)
+_NAMED = Layout(
+    {"query": _QUERY, "passage": _PASSAGE, "label": _LABEL, "id": _ID},
+    any_case=True,  # those of WikiQA's own files
+    hint="name query, passage, label and, if there is one, query_id in a header, or give them in "
+    "this order without one",
+)
+_HEADER = ("query", "passage", "label", "query_id")
+LAYOUTS = (_NAMED, replace(_NAMED, header=_HEADER), replace(_NAMED, header=_HEADER[:3]))
+"""With a header, or in this order without one."""
+ALIGNED = {
+    "a.toks": {"query": _QUERY},
+    "b.toks": {"passage": _PASSAGE},
+    "sim.txt": {"label": _LABEL},
+    "id.txt": {"id": _ID},
 }
-"""Names that a header may give, the last two those of WikiQA's own files, in lower case."""
-
-_ALIGNED = ("a.toks", "b.toks", "sim.txt", "id.txt")
-"""In the order of `_COLUMNS`."""
+"""Columns of the line-aligned files."""
 
 
 class RankingPair(NamedTuple):
@@ -77,19 +90,11 @@ class RankingData(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """A line of a source, before it is checked."""
+    """A candidate, to which later ones are compared."""
 
-    files: tuple[Path, Path, Path, Path]
-    """Where query, passage, label and question stand."""
     line: int
     query: str
-    passage: str
     label: str
-    question: str
-
-    def at(self, column: int) -> str:
-        """Where a column stands, for a message."""
-        return f"{self.files[column]}, line {self.line}"
 
 
 def text_id(text: str) -> str:
@@ -139,127 +144,42 @@ class _Reader:
 
     def part(self, folder: Path, part: str) -> None:
         """Read a part, if it is there."""
-        if file := _find(folder / part, _ALIGNED[0]):
-            rows = self._aligned(file, part)
-        elif file := _find(
-            folder, f"{part}.tsv", f"{part}.csv", f"WikiQA-{part}.tsv", f"WikiQA-{part}.csv"
-        ):
-            rows = _table(file, self._lines(file, part))
+        tables = [f"{name}{form}" for name in (part, f"WikiQA-{part}") for form in FORMS]
+        if find_in(folder / part, [*ALIGNED][:1]):
+            table = aligned_table(folder / part, ALIGNED)
+        elif file := find_in(folder, tables):
+            table = read_table(file, *LAYOUTS, forms=FORMS)
         else:
             return
-        texts: dict[str, _Row] = {}
+        for name, digest in table.files.items():
+            self.digest.update(f"{part}/{name} {digest}\n".encode())
+        questions: dict[str, _Row] = {}
         seen: dict[tuple[str, str], _Row] = {}
-        for row in rows:
-            self._pair(part, row, texts, seen)
-
-    def _pair(
-        self,
-        part: str,
-        row: _Row,
-        texts: dict[str, _Row],
-        seen: dict[tuple[str, str], _Row],
-    ) -> None:
-        for column, text in enumerate((row.query, row.passage, row.label, row.question)):
-            if not text.strip():
-                raise InputError(f"{row.at(column)}: the {tuple(_COLUMNS)[column]} is empty")
-        if row.label not in ("0", "1"):
-            raise InputError(
-                f"{row.at(2)}: the label is {row.label!r}; it must be 1 (the passage answers) or 0"
-            )
-        if row.question.split() != [row.question]:
-            raise InputError(f"{row.at(3)}: the id {row.question!r} holds white space")
-        first = texts.setdefault(row.question, row)
-        if first.query != row.query:
-            raise InputError(
-                f"{row.at(3)}: question {row.question!r} reads {row.query!r}, but {first.query!r} "
-                f"on line {first.line}: an id stands for one question"
-            )
-        again = seen.setdefault((row.question, row.passage), row)
-        if again.label != row.label:
-            raise InputError(
-                f"{row.at(2)}: the passage is labelled {row.label} for question {row.question!r}, "
-                f"but {again.label} on line {again.line}: remove one of them"
-            )
-        if again is not row:
-            self.skipped.append(
-                f"{row.at(1)}: the same question and passage as on line {again.line}"
-            )
-            return
-        query = self.queries.setdefault(row.query, len(self.queries))
-        passage = self.passages.setdefault(row.passage, len(self.passages))
-        self.pairs.append(RankingPair(part, row.question, query, passage, int(row.label)))
-
-    def _aligned(self, first: Path, part: str) -> Iterator[_Row]:
-        """Rows of four files, line by line."""
-        files = [first]
-        for name in _ALIGNED[1:]:
-            if not (file := _find(first.parent, name)):
-                raise InputError(f"{first.parent / name}: is missing beside {first.name}")
-            files.append(file)
-        columns = [self._lines(file, part) for file in files]
-        for file, column in zip(files, columns, strict=True):
-            if len(column) != len(columns[0]):
+        for number, fields in table.checked():
+            query, passage, label = (fields[name] for name in ("query", "passage", "label"))
+            question = fields["id"].strip() if "id" in fields else text_id(query)
+            row = _Row(number, query, label)
+            if question.split() != [question]:
+                raise InputError(f"{table.at('id', number)}: the id {question!r} holds white space")
+            first = questions.setdefault(question, row)
+            if first.query != query:
                 raise InputError(
-                    f"{file}: has {len(column):,} lines, but {first} has {len(columns[0]):,}: line "
-                    "n of each must be of the same pair"
+                    f"{table.at('id', number)}: question {question!r} reads {query!r}, but "
+                    f"{first.query!r} on line {first.line}: an id stands for one question"
                 )
-        where = (files[0], files[1], files[2], files[3])
-        for line, (query, passage, label, question) in enumerate(zip(*columns, strict=True), 1):
-            yield _Row(where, line, query, passage, label.strip(), question.strip())
-
-    def _lines(self, file: Path, part: str) -> list[str]:
-        """All lines of a file, blank ones too, whose digest goes into that of the source."""
-        text, digest = read_text(file)
-        self.digest.update(f"{part}/{file.name} {digest}\n".encode())
-        return text.replace("\r\n", "\n").removesuffix("\n").split("\n")
-
-
-def _table(file: Path, lines: list[str]) -> Iterator[_Row]:
-    """Rows of a tsv (without quoting) or csv, with a header or in the order of `_COLUMNS`."""
-    texts = (f"{line}\n" for line in lines)
-    reader = (
-        csv.reader(texts, delimiter="\t", quoting=csv.QUOTE_NONE)
-        if ".tsv" in file.name
-        else csv.reader(texts, strict=True)
-    )
-    try:
-        rows = [(reader.line_num, row) for row in reader]
-    except csv.Error as error:
-        raise InputError(f"{file}, line {reader.line_num}: is no csv ({error})") from error
-    _, head = rows[0]
-    if columns := _header(head):
-        del rows[0]
-    elif len(head) in (3, 4) and head[2].strip() in ("0", "1"):
-        columns = {name: i for i, name in enumerate(_COLUMNS) if i < len(head)}
-    else:
-        raise InputError(
-            f"{file}, line 1: has the columns {head}; name query, passage, label and, if there is "
-            "one, query_id in a header, or give them in this order without one"
-        )
-    for line, row in rows:
-        if len(row) != len(head):
-            raise InputError(f"{file}, line {line}: has {len(row)} columns, not {len(head)}")
-        query, passage, label = (row[columns[name]] for name in ("query", "passage", "label"))
-        question = row[columns["id"]].strip() if "id" in columns else text_id(query)
-        yield _Row((file,) * 4, line, query, passage, label.strip(), question)
-
-
-def _header(names: list[str]) -> dict[str, int] | None:
-    """Where each column stands, of a line that names at least query, passage and label."""
-    lowered = [name.strip().lower() for name in names]
-    places = {
-        column: lowered.index(alias)
-        for column, aliases in _COLUMNS.items()
-        for alias in aliases
-        if alias in lowered
-    }
-    return places if {"query", "passage", "label"} <= set(places) else None
-
-
-def _find(folder: Path, *names: str) -> Path | None:
-    """The first of these files that is there, plain or gzip."""
-    files = (folder / f"{name}{end}" for name in names for end in ("", ".gz"))
-    return next((file for file in files if file.is_file()), None)
+            again = seen.setdefault((question, passage), row)
+            if again.label != label:
+                raise InputError(
+                    f"{table.at('label', number)}: the passage is labelled {label} for question "
+                    f"{question!r}, but {again.label} on line {again.line}: remove one of them"
+                )
+            if again is not row:
+                same = f"the same question and passage as on line {again.line}"
+                self.skipped.append(f"{table.at('passage', number)}: {same}")
+                continue
+            at = self.queries.setdefault(query, len(self.queries))
+            candidate = self.passages.setdefault(passage, len(self.passages))
+            self.pairs.append(RankingPair(part, question, at, candidate, int(label)))
 
 
 def _sentences(texts: dict[str, int]) -> list[Sentence]:
@@ -326,9 +246,9 @@ class WikiqaPairsTask(SentenceTask):
             raise InputError(f"{source}: has no part {split}: add {split}/ or {split}.tsv")
         return TaskData(items, data.sha256, data.skipped, ANSWERS)
 
-    def inputs(self, config: TaskConfig) -> tuple[str, ...]:
+    def inputs(self, config: TaskConfig) -> dict[str, Column]:
         """A question and a passage."""
-        return ("question", "passage")
+        return {"text": Column(("question",)), "pair": Column(("passage",))}
 
 
 def pairs_of(data: RankingData, part: str) -> list[Sentence]:

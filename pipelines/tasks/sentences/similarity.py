@@ -20,7 +20,7 @@ and ``dev.tsv``, or of ``sts-train.csv``, ``sts-dev.csv`` and ``sts-test.csv``. 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -28,10 +28,33 @@ from bertvision.errors import InputError
 from bertvision.pipelines.tasks.data import Sentence, TaskConfig, TaskData
 from bertvision.pipelines.tasks.sentences.ranking import text_id
 from bertvision.pipelines.tasks.sentences.task import SentenceTask
-from bertvision.pipelines.tasks.source import find_in, read_text
+from bertvision.pipelines.tasks.source import find_in
+from bertvision.pipelines.tasks.tables import Column, Layout, Table, aligned_table, read_table
 
 ENTAILMENT = ("CONTRADICTION", "NEUTRAL", "ENTAILMENT")
 """The judgements of SICK, in the order of their indices."""
+
+
+HIGH = 5
+"""Score of what means the same, in all data sets."""
+
+
+def _layout(low: int, columns: Mapping[str, str], *, header: tuple[str, ...] = ()) -> Layout:
+    """The columns of a file, between tabs.
+
+    Args:
+        low: Score of what is not alike.
+        columns: Names of the columns ``first``, ``second``, ``score`` and perhaps ``label``.
+        header: Names of the columns of files without a header line, in their order.
+    """
+    kinds = {
+        "first": Column((columns["first"],), filled=True),
+        "second": Column((columns["second"],), filled=True),
+        "score": Column((columns["score"],), "score", range=(low, HIGH)),
+    }
+    if "label" in columns:
+        kinds["label"] = Column((columns["label"],), among=ENTAILMENT)
+    return Layout(kinds, header, separator="\t", ragged=True, hint="give the files as shipped")
 
 
 class SimilaritySpec(NamedTuple):
@@ -39,28 +62,34 @@ class SimilaritySpec(NamedTuple):
 
     folders: tuple[str, ...]
     """Where its files may be, inside of the folder that is named."""
-    low: int
-    """Score of what is not alike."""
-    files: dict[str, tuple[str, ...]] = {}
+    layouts: tuple[Layout, ...]
+    files: Mapping[str, tuple[str, ...]] = {}
     """Names of the files of each part; empty where there are sub-sets."""
     subsets: tuple[str, ...] = ()
     """Names of the sub-sets, in SentEval's order."""
 
+    @property
+    def low(self) -> int:
+        """Score of what is not alike."""
+        return self.layouts[0].columns["score"].range[0]
 
-HIGH = 5
-"""Score of what means the same, in all data sets."""
+
+_SICK = {"first": "sentence_A", "second": "sentence_B", "score": "relatedness_score"}
+_STS = {"first": "sentence1", "second": "sentence2", "score": "score"}
+_BENCHMARK = ("genre", "filename", "year", "index", "score", "sentence1", "sentence2")
+_SUBSET = _layout(0, _STS, header=("score", "sentence1", "sentence2"))
 
 
 def _year(year: int, *subsets: str) -> SimilaritySpec:
     name = f"STS{year % 100}"
     folders = (f"STS/{name}-en-test", f"{name}-en-test", name, str(year))
-    return SimilaritySpec(folders, 0, {}, subsets)
+    return SimilaritySpec(folders, (_SUBSET,), subsets=subsets)
 
 
 SIMILARITY: dict[str, SimilaritySpec] = {
     "sick": SimilaritySpec(
         ("SICK",),
-        1,
+        (_layout(1, {**_SICK, "label": "entailment_judgment"}),),
         {
             "train": ("SICK_train.txt",),
             "dev": ("SICK_trial.txt",),
@@ -69,7 +98,7 @@ SIMILARITY: dict[str, SimilaritySpec] = {
     ),
     "sts_benchmark": SimilaritySpec(
         ("STS/STSBenchmark", "STSBenchmark", "STS-B"),
-        0,
+        (_layout(0, _STS), _layout(0, _STS, header=_BENCHMARK)),
         {
             "train": ("sts-train.csv", "train.tsv"),
             "dev": ("sts-dev.csv", "dev.tsv"),
@@ -116,14 +145,6 @@ class SimilarityData(NamedTuple):
     """Pairs without a score that were left out, by sub-set, where there are any."""
     missing: tuple[str, ...]
     """Sub-sets whose files are not there."""
-
-
-class _Row(NamedTuple):
-    line: int
-    first: str
-    second: str
-    score: str
-    label: str | None = None
 
 
 def read_similarity(name: str, source: str) -> SimilarityData:
@@ -187,9 +208,7 @@ class _Reader:
         """Read the files of train, dev and test that are there."""
         for part, names in self.spec.files.items():
             if (file := find_in(folder, names)) is not None:
-                rows = self._columns(file)
-                for row in rows:
-                    self._pair(file, part, self.name, row)
+                self._pairs(read_table(file, *self.spec.layouts), part, self.name)
         there = {pair.part for pair in self.pairs}
         if not there & {"dev", "test"}:
             raise InputError(
@@ -208,97 +227,34 @@ class _Reader:
                     f"{', '.join(self.spec.subsets)}: name the folder of {self.name}"
                 )
         for subset in self.spec.subsets:
-            if (found_in := find_in(folder, _names_of(subset))) is None:
+            if (file_of_subset := find_in(folder, _names_of(subset))) is None:
                 self.missing.append(subset)
-                continue
-            for row in self._scored(found_in):
-                self._pair(found_in, "test", subset, row)
+            else:
+                self._pairs(self._subset(file_of_subset), "test", subset)
 
-    def _scored(self, file: Path) -> Iterator[_Row]:
+    def _subset(self, file: Path) -> Table:
         """Rows of score and sentences, or of sentences whose scores stand beside."""
-        lines = self._lines(file)
-        if not file.name.startswith("STS.input."):
-            for number, fields in self._fields(file, lines, 3):
-                yield _Row(number, fields[1], fields[2], fields[0])
-            return
-        name = file.name.removesuffix(".gz").replace("STS.input.", "STS.gs.", 1)
-        beside = find_in(file.parent, [name])
-        if beside is None:
-            raise InputError(f"{file.parent / name}: is missing beside {file.name}")
-        scores = self._lines(beside)
-        if len(scores) != len(lines):
-            raise InputError(
-                f"{beside}: has {len(scores):,} lines, but {file} has {len(lines):,}: line n of "
-                "each must be of the same pair"
+        name = file.name.removesuffix(".gz")
+        if not name.startswith("STS.input."):
+            return read_table(file, *self.spec.layouts)
+        columns = self.spec.layouts[0].columns
+        sentences = {"first": columns["first"], "second": columns["second"]}
+        scores = name.replace("STS.input.", "STS.gs.", 1)
+        return aligned_table(file.parent, {name: sentences, scores: {"score": columns["score"]}})
+
+    def _pairs(self, table: Table, part: str, subset: str) -> None:
+        for name, digest in table.files.items():
+            self.digest.update(f"{name} {digest}\n".encode())
+        for _, fields in table.checked():
+            if fields["score"] is None:
+                self.unscored[subset] = self.unscored.get(subset, 0) + 1
+                continue
+            first, second = (
+                self.texts.setdefault(fields[name].strip(), len(self.texts))
+                for name in ("first", "second")
             )
-        for number, fields in self._fields(file, lines, 2):
-            yield _Row(number, fields[0], fields[1], scores[number - 1])
-
-    def _columns(self, file: Path) -> Iterator[_Row]:
-        """Rows of SICK, of GLUE, or of the STS Benchmark itself, which has no header."""
-        lines = self._lines(file)
-        header = lines[0].split("\t")
-        wanted = (
-            ("sentence_A", "sentence_B", "relatedness_score", "entailment_judgment")
-            if self.name == "sick"
-            else ("sentence1", "sentence2", "score")
-        )
-        if set(wanted) <= set(header):
-            at = [header.index(column) for column in wanted]
-        elif self.name == "sts_benchmark" and len(header) >= 7:
-            at, header = [5, 6, 4], []
-        else:
-            raise InputError(
-                f"{file}, line 1: has the columns {header}, not {', '.join(wanted)}: give the "
-                f"files of {self.name} as they are shipped"
-            )
-        for number, fields in self._fields(file, lines, max(at) + 1):
-            if number > 1 or not header:
-                yield _Row(number, *(fields[i] for i in at))
-
-    def _fields(self, file: Path, lines: list[str], least: int) -> Iterator[tuple[int, list[str]]]:
-        for number, line in enumerate(lines, 1):
-            fields = line.split("\t")
-            if len(fields) < least:
-                raise InputError(
-                    f"{file}, line {number}: has {len(fields)} columns between tabs, fewer than "
-                    f"{least}"
-                )
-            yield number, fields
-
-    def _pair(self, file: Path, part: str, subset: str, row: _Row) -> None:
-        where = f"{file}, line {row.line}"
-        if not row.score.strip():
-            self.unscored[subset] = self.unscored.get(subset, 0) + 1
-            return
-        first, second = row.first.strip(), row.second.strip()
-        if not first or not second:
-            raise InputError(f"{where}: a sentence is empty")
-        try:
-            score = float(row.score)
-        except ValueError:
-            score = float("nan")
-        if not self.spec.low <= score <= HIGH:
-            raise InputError(
-                f"{where}: the score is {row.score!r}; it must be a number from {self.spec.low} to "
-                f"{HIGH}"
-            )
-        label = None
-        if row.label is not None:
-            if row.label.strip() not in ENTAILMENT:
-                raise InputError(
-                    f"{where}: the judgement is {row.label!r}; it must be one of "
-                    f"{', '.join(ENTAILMENT)}"
-                )
-            label = ENTAILMENT.index(row.label.strip())
-        places = [self.texts.setdefault(text, len(self.texts)) for text in (first, second)]
-        self.pairs.append(SimilarityPair(part, subset, places[0], places[1], score, label))
-
-    def _lines(self, file: Path) -> list[str]:
-        """All lines of a file, whose digest goes into that of the source."""
-        text, digest = read_text(file)
-        self.digest.update(f"{file.name} {digest}\n".encode())
-        return text.replace("\r\n", "\n").removesuffix("\n").split("\n")
+            label = ENTAILMENT.index(fields["label"]) if "label" in fields else None
+            self.pairs.append(SimilarityPair(part, subset, first, second, fields["score"], label))
 
 
 SPLIT = "texts"

@@ -2,8 +2,8 @@
 
 Classification and regression as Devlin et al. 2019 (arXiv:1810.04805, section 4.1) fine-tune BERT
 for GLUE: the task's output layer on the encoder's first token, cross entropy over the classes or
-the squared error of the score. The families of data sets differ in how they are read alone:
-`glue`, `senteval`, `labelled`.
+the squared error of the score. The families of data sets differ in how they are read alone: see
+`labelled`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from bertvision.pipelines.tasks.logits import Logits
 from bertvision.pipelines.tasks.scores import Scores, class_answers
 from bertvision.pipelines.tasks.sentences.metrics import classification_metrics, regression_metrics
 from bertvision.pipelines.tasks.soundness import Example, linked
+from bertvision.pipelines.tasks.tables import Column
 from bertvision.pipelines.tasks.task import Task
 from bertvision.pipelines.tasks.windows import (
     TEXTS_AT_ONCE,
@@ -222,13 +223,14 @@ class SentenceTask(Task):
         """Cross entropy, or the squared error of a score, averaged over the examples."""
         return class_loss(output, labels["label"])
 
-    def inputs(self, config: TaskConfig) -> tuple[str, ...]:
-        """The text; a task of pairs has the names of both."""
-        return ("text",)
+    def inputs(self, config: TaskConfig) -> dict[str, Column]:
+        """The column ``text``; a task of pairs has a column ``pair`` too."""
+        return {"text": Column(("text", "sentence"))}
 
-    def unlabelled(self, texts: Sequence[str], name: str) -> Sentence:
+    def unlabelled(self, texts: Mapping[str, str], name: str) -> Sentence:
         """A sentence, or a pair, whose label is not known."""
-        return Sentence(name, *texts)
+        pair = texts.get("pair")
+        return Sentence(name, texts["text"].strip(), None if pair is None else pair.strip())
 
     def answers(
         self, logits: Logits, config: TaskConfig, threshold: float | None

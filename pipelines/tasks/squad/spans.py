@@ -83,7 +83,7 @@ class SpanTask(QuestionTask):
         """
         predictions = decode(logits)
         texts = apply_threshold(predictions, threshold)
-        rows = []
+        rows: list[Mapping[str, Any]] = []
         for item in logits.windows.items:
             best = {candidate.text: candidate for candidate in predictions[item.id].n_best}
             chosen = best[texts[item.id]]

@@ -12,7 +12,7 @@ What the tasks on SQuAD's data share: questions over contexts, cut into windows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -25,6 +25,7 @@ from bertvision.pipelines.tasks.data import TaskConfig, TaskData
 from bertvision.pipelines.tasks.soundness import Example
 from bertvision.pipelines.tasks.source import named_split, on_hub
 from bertvision.pipelines.tasks.squad.read import FORMS, Answer, Question, load_squad
+from bertvision.pipelines.tasks.tables import Column
 from bertvision.pipelines.tasks.task import Labels, Task
 from bertvision.pipelines.tasks.windows import TEXTS_AT_ONCE, Template, Windows, require_fast
 
@@ -274,14 +275,13 @@ class QuestionTask(Task):
             overlap=config.overlap,
         )
 
-    def inputs(self, config: TaskConfig) -> tuple[str, ...]:
+    def inputs(self, config: TaskConfig) -> dict[str, Column]:
         """A question and its context."""
-        return ("question", "context")
+        return {name: Column((name,)) for name in ("question", "context")}
 
-    def unlabelled(self, texts: Sequence[str], name: str) -> Question:
+    def unlabelled(self, texts: Mapping[str, str], name: str) -> Question:
         """A question whose answer is not known."""
-        question, context = texts
-        return Question(name, question, context, (), is_impossible=True)
+        return Question(name, **texts, answers=(), is_impossible=True)
 
     def table(self, items: Sequence[Question]) -> pa.Table:
         """Questions as the store's text side; row i is what ``question_index`` i names."""
