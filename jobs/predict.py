@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 from bertvision.errors import InputError, counted
 from bertvision.jobs.show import Row, Rows, Values
 from bertvision.pipelines.declare import PrecisionOption, WorkspacePath, job
 from bertvision.pipelines.options import Option
+from bertvision.pipelines.prediction.source import find_source
 from bertvision.pipelines.reading import Names, StrPath, parse_names, path_of
 from bertvision.pipelines.text import format_table, number
+from bertvision.pipelines.workspace.data import check_source
 
 _SHOWN = 40
 """Rows of the table on a terminal."""
@@ -74,13 +78,15 @@ def predict(
     if text_pair is not None and text is None:
         raise InputError("--text-pair is the second text of --text: give both, or --data")
     target = path_of(output)
-    from bertvision.pipelines.prediction.answers import answer, check_output
+    if target is not None:
+        check_output(target, len(names))
+    check_source("--data", None if data in (None, "-") else str(data))
+    sources = [find_source(name, path_of(workspace)) for name in names]
+    from bertvision.pipelines.prediction.answers import answer
     from bertvision.pipelines.prediction.inputs import read_inputs
     from bertvision.pipelines.prediction.predictor import Predictor, load_predictors
 
-    if target is not None:
-        check_output(target, len(names))
-    predictors: list[Predictor] = load_predictors(names, path_of(workspace), precision)
+    predictors: list[Predictor] = load_predictors(sources, precision)
     first = predictors[0]
     for other in predictors[1:]:
         if other.record.task.name != first.record.task.name:
@@ -99,7 +105,37 @@ def predict(
         items = [first.item(dict(zip(columns, texts, strict=True)))]
     else:
         items = read_inputs(first.task, first.record.task, str(data), skip_bad=skip_bad)
-    return Rows(map(Row, answer(predictors, items, target)), predicted_table)
+    table = predicted_table if target is None else partial(written_table, path=target)
+    return Rows(map(Row, answer(predictors, items, target)), table)
+
+
+FORMS = (".jsonl", ".csv", ".json")
+
+
+def check_output(path: Path, systems: int) -> None:
+    """Refuse a file that answers cannot be written to.
+
+    Args:
+        path: Path of the file.
+        systems: Number of systems that answer.
+
+    Raises:
+        InputError: Its form is not known, or has no room for several systems.
+    """
+    if path.suffix not in FORMS:
+        raise InputError(f"--output {path}: name it {', '.join(FORMS)}")
+    if path.suffix == ".json" and systems > 1:
+        raise InputError(
+            f"--output {path}: .json has one answer for each id, and there are {systems} systems: "
+            "write .jsonl or .csv, or ask one system at a time"
+        )
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise InputError(f"--output {path}: is no file in a folder that is there")
+
+
+def written_table(rows: Sequence[Values], path: Path) -> str:
+    """A line on the file that was written."""
+    return f"{counted(len(rows), 'answer')} in {path}"
 
 
 def predicted_table(rows: Sequence[Values]) -> str:

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bertvision.errors import InputError
 from bertvision.featurestore.storage.durable import make_folder, write_durably
 from bertvision.featurestore.storage.lock import exclusive
 from bertvision.pipelines.files import write_json, write_text
@@ -17,32 +16,10 @@ from bertvision.pipelines.prediction.predictor import Predictor, together
 from bertvision.pipelines.progress import progress
 from bertvision.pipelines.text import csv_text, flat_rows
 
-FORMS = (".jsonl", ".csv", ".json")
 _PART = 1_024
 """Items that are answered before their answers are kept."""
 
 Answer = dict[str, Any]
-
-
-def check_output(path: Path, systems: int) -> None:
-    """Refuse a file that answers cannot be written to.
-
-    Args:
-        path: Path of the file.
-        systems: Number of systems that answer.
-
-    Raises:
-        InputError: Its form is not known, or has no room for several systems.
-    """
-    if path.suffix not in FORMS:
-        raise InputError(f"--output {path}: name it {', '.join(FORMS)}")
-    if path.suffix == ".json" and systems > 1:
-        raise InputError(
-            f"--output {path}: .json has one answer for each id, and there are {systems} systems: "
-            "write .jsonl or .csv, or ask one system at a time"
-        )
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        raise InputError(f"--output {path}: is no file in a folder that is there")
 
 
 def answer(

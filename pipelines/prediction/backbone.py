@@ -30,6 +30,7 @@ from bertvision.pipelines.precision import (
     head_precision,
     resolve_precision,
 )
+from bertvision.pipelines.prediction.source import BERT
 from bertvision.pipelines.progress import progress
 from bertvision.pipelines.sharing.head import Head
 from bertvision.pipelines.tasks.task import Task
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Float32Array = npt.NDArray[np.float32]
-BERT = "bert"
-"""Name of the encoder with its own output layer, among members."""
 
 
 class Backbone:

@@ -19,7 +19,7 @@ from bertvision.pipelines.tasks.tables import (
     Layout,
     Row,
     check_text,
-    json_rows,
+    parse_json,
     read_object,
     read_table,
 )
@@ -47,7 +47,7 @@ def layout_of(task: Task, config: TaskConfig) -> Layout:
         usual = _OF_PIPELINES.get(name, name)
         columns[name] = column._replace(names=(*column.names, usual), filled=True)
     names = ", ".join(column.names[0] for column in columns.values())
-    return Layout({**columns, "id": ID}, hint=f"{task.name} answers {names}")
+    return Layout({**columns, "id": ID}, hint=f"give {names} of each")
 
 
 def make_item(task: Task, layout: Layout, given: Any, name: str) -> Any:
@@ -116,12 +116,20 @@ def _line_rows(content: str, layout: Layout) -> Iterable[Row]:
     """A text on each line; of several texts, an object of JSON."""
     (first, *others) = (column for column in layout.columns if column != "id")
     if others:
-        return json_rows(content, [layout])
+        return (
+            Row(line.number, partial(_read_line, line.text, layout)) for line in text_lines(content)
+        )
     name = layout.columns[first].names[0]
     return (
         Row(line.number, partial(read_object, {name: line.text}, [layout]))
         for line in text_lines(content)
     )
+
+
+def _read_line(line: str, layout: Layout) -> dict[str, Any]:
+    if not line.lstrip().startswith("{"):
+        raise InputError(f"is no object of JSON: {layout.hint}")
+    return read_object(parse_json(line), [layout])
 
 
 def zipped(

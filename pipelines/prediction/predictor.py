@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import shutil
+import warnings
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import numpy as np
 import torch
 
-from bertvision.errors import InputError, UnknownNameError, WorkspaceError
+from bertvision.errors import BertvisionWarning, InputError, UnknownNameError, WorkspaceError
 from bertvision.featurestore.storage.durable import make_folder
 from bertvision.pipelines.encoders.loading import (
     load_model,
@@ -28,9 +29,9 @@ from bertvision.pipelines.encoders.loading import (
     quiet_transformers,
 )
 from bertvision.pipelines.files import new_folder, sha256_of_files
-from bertvision.pipelines.prediction.backbone import BERT, Backbone, Float32Array
+from bertvision.pipelines.prediction.backbone import Backbone, Float32Array
 from bertvision.pipelines.prediction.inputs import layout_of, make_item, zipped
-from bertvision.pipelines.prediction.source import Source, find_source
+from bertvision.pipelines.prediction.source import BERT, FILE, Source, find_source
 from bertvision.pipelines.records import Record, read_record, write_record
 from bertvision.pipelines.results.ensemble import combined
 from bertvision.pipelines.results.systems import Combine
@@ -45,6 +46,7 @@ from bertvision.pipelines.tasks.logits import Logits, WindowIndex
 from bertvision.pipelines.tasks.task import Task, load_task
 from bertvision.pipelines.training.trained_head import task_of_kind
 from bertvision.pipelines.variants.variant import transformer_layers
+from bertvision.pipelines.workspace.records import read_snapshot_info
 from bertvision.pipelines.workspace.runs import Run
 from bertvision.pipelines.workspace.snapshots import encoder_of, load_snapshot
 
@@ -52,8 +54,6 @@ if TYPE_CHECKING:
     from typing import Self
 
     from transformers import PreTrainedModel
-
-FILE = "predictor.json"
 
 
 class PredictorRecord(Record):
@@ -127,7 +127,7 @@ class Predictor:
             InputError: Its task has no texts that it answers.
             WorkspaceError: Its files are missing or damaged.
         """
-        return load_predictors([str(what)], workspace, precision, kind=cls)[0]
+        return load_predictors([find_source(str(what), workspace)], precision, kind=cls)[0]
 
     @classmethod
     def from_pretrained(
@@ -436,8 +436,7 @@ def _combined(
 
 
 def load_predictors(
-    names: Sequence[str],
-    workspace: str | Path | None,
+    sources: Sequence[Source | str],
     precision: str = "auto",
     *,
     kind: type[P] = Predictor,  # type: ignore[assignment]
@@ -445,53 +444,72 @@ def load_predictors(
     """Load several predictors; those of one snapshot share its encoder.
 
     Args:
-        names: Names or folders, as of `Predictor.load`.
-        workspace: Folder of the workspace; None is the one that one stands in.
+        sources: What each is made of, as `find_source` says it.
         precision: Arithmetic: auto, 32 or bf16.
         kind: Class of the predictors.
 
     Raises:
-        UnknownNameError: There is none of a name.
-        InputError: Its task has no texts that it answers.
-        WorkspaceError: Its files are missing or damaged.
+        InputError: The task of one has no texts that it answers.
+        WorkspaceError: Files are missing or damaged.
     """
-    made: dict[int, P] = {}
-    of_snapshots: dict[Path, dict[int, Source]] = {}
-    for i, name in enumerate(names):
-        folder = Path(name).expanduser()
-        if (folder / FILE).is_file() or ("/" in name and not folder.exists()):
-            made[i] = kind.from_pretrained(name, precision=precision)
+    backbones: dict[Path, Backbone] = {}
+    made: list[P] = []
+    for source in sources:
+        if isinstance(source, str):
+            made.append(kind.from_pretrained(source, precision=precision))
             continue
-        source = find_source(name, folder, workspace)
-        of_snapshots.setdefault(source.snapshot, {})[i] = source
-    for snapshot_folder, sources in of_snapshots.items():
-        snapshot = load_snapshot(snapshot_folder)
-        folders = {name: path for source in sources.values() for name, path in source.heads.items()}
-        heads = {
-            name: Head.from_pretrained(path, named=Run.parse(name.rpartition(":")[0]).head)
-            for name, path in folders.items()
-        }
-        owns = any(BERT in source.members for source in sources.values())
-        backbone = Backbone(
-            snapshot_folder,
-            snapshot.model,
-            snapshot.tokenizer,
-            heads,
-            owns=owns,
-            precision=precision,
+        folder = source.workspace.snapshot_dir(source.checkpoint)
+        if folder not in backbones:
+            sharing = [
+                other
+                for other in sources
+                if isinstance(other, Source)
+                and other.workspace.snapshot_dir(other.checkpoint) == folder
+            ]
+            backbones[folder] = _backbone(folder, sharing, precision)
+        info = read_snapshot_info(folder)
+        record = PredictorRecord(
+            name=source.name,
+            task=info.task,
+            members=source.members,
+            combine=source.combine,
+            checkpoint=info.tag,
+            weights_sha256=info.weights_sha256,
         )
-        for i, source in sources.items():
-            record = PredictorRecord(
-                name=source.name,
-                task=snapshot.info.task,
-                members=source.members,
-                combine=source.combine,
-                threshold=source.threshold,
-                checkpoint=snapshot.info.tag,
-                weights_sha256=snapshot.info.weights_sha256,
-            )
-            made[i] = kind(record, backbone)
-    return [made[i] for i in range(len(names))]
+        predictor = kind(record, backbones[folder])
+        if predictor.task.tunes:
+            predictor.record = record.model_copy(update={"threshold": _threshold(source)})
+        made.append(predictor)
+    return made
+
+
+def _backbone(folder: Path, sources: Sequence[Source], precision: str) -> Backbone:
+    """The encoder of a snapshot with all that reads its hidden states."""
+    snapshot = load_snapshot(folder)
+    folders = {name: path for source in sources for name, path in source.heads.items()}
+    heads = {
+        name: Head.from_pretrained(path, named=Run.parse(name.rpartition(":")[0]).head)
+        for name, path in folders.items()
+    }
+    owns = any(BERT in source.members for source in sources)
+    return Backbone(
+        *(folder, snapshot.model, snapshot.tokenizer, heads), owns=owns, precision=precision
+    )
+
+
+def _threshold(source: Source) -> float | None:
+    """The threshold of no answer that a system was scored with, or 0 with a warning."""
+    if source.result is not None:
+        return source.result.rules["n-best"]["threshold"]
+    run = source.members[0].rpartition(":")[0] or BERT
+    how = "finetune" if run == BERT else f"evaluate {run} --checkpoint {source.checkpoint}"
+    warnings.warn(
+        f"the threshold of no answer of {source.name} is 0, since it was not scored: `bertvision "
+        f"{how}` tunes it",
+        BertvisionWarning,
+        stacklevel=4,
+    )
+    return 0.0
 
 
 def _cut(model: PreTrainedModel, highest: int, tokenizer: Any) -> PreTrainedModel:

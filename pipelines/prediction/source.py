@@ -1,46 +1,62 @@
-"""What a predictor is made of: the snapshot and the heads that a name in a workspace means."""
+"""What a predictor is made of: the snapshot and the heads that a name means.
+
+Nothing heavy is imported, so that a wrong name is refused at once.
+"""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from bertvision.errors import BertvisionWarning, InputError
-from bertvision.pipelines.prediction.backbone import BERT
+from bertvision.errors import InputError, UnknownNameError
+from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.results.results import Result, read_results
 from bertvision.pipelines.results.systems import Combine, SystemName, find_system
-from bertvision.pipelines.tasks.task import load_task
-from bertvision.pipelines.training.trained_head import task_of_kind
-from bertvision.pipelines.workspace.heads import find_head, only_tag, trained_on
-from bertvision.pipelines.workspace.records import read_run_config
+from bertvision.pipelines.workspace.heads import find_head, trained_heads
 from bertvision.pipelines.workspace.runs import Run
 from bertvision.pipelines.workspace.workspace import Workspace
 
-if TYPE_CHECKING:
-    pass
+FILE = "predictor.json"
+"""Record in the folder of a saved predictor."""
+BERT = "bert"
+"""Name of the encoder with its own output layer, among members."""
 
 
 class Source(NamedTuple):
     """What a predictor is made of, in a workspace."""
 
     name: str
-    snapshot: Path
+    workspace: Workspace
+    checkpoint: str
+    """Snapshot of the encoder."""
     members: tuple[str, ...]
-    heads: dict[str, Path]
-    """Folders of its heads, by the names of them among the members."""
-    combine: Combine | None
-    threshold: float | None
+    """`BERT`, and heads with the snapshot that they were trained on: ``learned-pooling:0.3e``."""
+    combine: Combine | None = None
+    result: Result | None = None
+    """Its scores on dev, where there are any; they have the threshold of no answer."""
+
+    @property
+    def heads(self) -> dict[str, Path]:
+        """Folders of its heads, by their names among the members."""
+        named = (member.rpartition(":") for member in self.members if member != BERT)
+        return {f"{run}:{on}": find_head(self.workspace, on, run) for run, _, on in named}
 
 
-def find_source(text: str, folder: Path, workspace: str | Path | None) -> Source:
-    """The snapshot and the heads that a name, or a folder in a workspace, means.
+def find_source(text: str, workspace: str | Path | Workspace | None) -> Source | str:
+    """What a name means: a system of a workspace, or a saved predictor, whose place is returned.
+
+    Args:
+        text: As in `Predictor.load`.
+        workspace: The workspace, or its folder; None is the one that one stands in.
 
     Raises:
-        UnknownNameError: There is no such head, snapshot or ensemble.
-        InputError: The folder holds nothing that answers.
+        UnknownNameError: There is no such head, snapshot or ensemble, or more than one.
+        InputError: A folder holds nothing that answers.
     """
+    folder = Path(text).expanduser()
+    if (folder / FILE).is_file() or ("/" in text and not folder.exists()):
+        return text
     if folder.is_dir():
         folder = folder.resolve()
         if (folder / "snapshot.json").is_file():
@@ -52,55 +68,38 @@ def find_source(text: str, folder: Path, workspace: str | Path | None) -> Source
                 f"{folder} is no snapshot, no trained head in a workspace and no folder of "
                 "Predictor.save_pretrained"
             )
-    space = Workspace.find(workspace)
+    space = workspace if isinstance(workspace, Workspace) else Workspace.find(workspace)
     asked = SystemName.parse(text)
     results = read_results(space, "dev", left_out=[])
-    if asked.name == BERT:
-        tag = asked.checkpoint or only_tag(space.snapshots(), "snapshots")
-        return Source(
-            f"{BERT}:{tag}",
-            *(space.require_snapshot(tag), (BERT,), {}, None),
-            _threshold(space, results, BERT, tag, tag),
-        )
     if asked.name.startswith(("max-", "mean-")) and "+" in asked.name:
         ensemble = find_system(results, text)
-        on, tag = ensemble.trained_on, ensemble.checkpoint
-        runs = [run for run in ensemble.members if run != BERT]
-        return Source(
-            text,
-            space.require_snapshot(tag),
-            tuple(run if run == BERT else f"{run}:{on}" for run in ensemble.members),
-            {f"{run}:{on}": find_head(space, on, run) for run in runs},
-            "max" if asked.name.startswith("max-") else "mean",
-            ensemble.rules["n-best"]["threshold"] if "n-best" in ensemble.rules else None,
-        )
-    run = Run.parse(asked.name)
-    on = asked.trained_on or trained_on(space, [run.text])
+        members = tuple(m if m == BERT else f"{m}:{ensemble.trained_on}" for m in ensemble.members)
+        combine: Combine = "max" if asked.name.startswith("max-") else "mean"
+        space.require_snapshot(ensemble.checkpoint)
+        return Source(text, space, ensemble.checkpoint, members, combine, ensemble)
+    if asked.name == BERT:
+        on = asked.checkpoint or _only(BERT, space.snapshots())
+        member = run = BERT
+    else:
+        run = Run.parse(asked.name).name
+        tags = [tag for tag, name in trained_heads(space) if name == run]
+        on = asked.trained_on or (_only(asked.name, tags) if tags else "")
+        find_head(space, on or "0e", run)  # which says what there is
+        member = f"{run}:{on}"
     tag = asked.checkpoint or on
-    name = f"{run.name}:{on}"
-    return Source(
-        name if tag == on else f"{name}:{tag}",
-        *(space.require_snapshot(tag), (name,), {name: find_head(space, on, run.name)}, None),
-        _threshold(space, results, run.name, on, tag),
-    )
+    space.require_snapshot(tag)
+    scored = (r for r in results if (r.run, r.trained_on, r.checkpoint) == (run, on, tag))
+    name = f"{run}:{on}" if tag == on else f"{run}:{on}:{tag}"
+    return Source(name, space, tag, (member,), None, next(scored, None))
 
 
-def _threshold(
-    space: Workspace, results: Sequence[Result], run: str, trained_on: str, tag: str
-) -> float | None:
-    """The threshold of no answer that a system was scored with; None where its task has none."""
-    config = space.config.task
-    kind = None if run == BERT else read_run_config(find_head(space, trained_on, run)).kind
-    task = load_task(config.name) if kind is None else task_of_kind(kind, config.name)
-    if not task.tunes:
-        return None
-    for result in results:
-        if (result.run, result.trained_on, result.checkpoint) == (run, trained_on, tag):
-            return result.rules["n-best"]["threshold"]
-    warnings.warn(
-        f"the no-answer threshold of {run}:{tag} is 0, since it was not scored: `bertvision "
-        + (f"evaluate {run} --checkpoint {tag}` tunes it" if run != BERT else "finetune` tunes it"),
-        BertvisionWarning,
-        stacklevel=2,
-    )
-    return 0.0
+def _only(name: str, tags: Sequence[SnapshotTag]) -> str:
+    """The one snapshot that can be meant.
+
+    Raises:
+        UnknownNameError: There is none, or more than one.
+    """
+    if len(tags) != 1:
+        names = ", ".join(f"{name}:{tag}" for tag in tags) or "none"
+        raise UnknownNameError(f"which {name} is meant? There are {names}: write one of these")
+    return str(tags[0])
