@@ -96,7 +96,7 @@ def predict(
             )
     if text is not None:
         texts = [text] if text_pair is None else [text, text_pair]
-        columns = [name for name in first.layout.columns if name != "id"]
+        columns = [c.names[0] for name, c in first.layout.columns.items() if name != "id"]
         if len(texts) != len(columns):
             raise InputError(
                 f"{first.record.name} answers {' and '.join(columns)}: give --text"

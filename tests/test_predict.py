@@ -1,0 +1,444 @@
+"""Texts in, answers out: what `evaluate` scores, in the form of transformers' pipelines."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hubs import Hub
+from terminal import done, run
+from transformers import pipeline
+
+import bertvision
+from bertvision.errors import BertvisionWarning, InputError, UnknownNameError, WorkspaceError
+from bertvision.pipelines.prediction import answers
+from bertvision.pipelines.prediction.backbone import Backbone
+from bertvision.pipelines.prediction.predictor import Predictor, load_predictors, together
+from bertvision.pipelines.prediction.source import find_source
+from bertvision.pipelines.workspace.workspace import Workspace
+
+WORDS = ["anna", "was", "born", "in", "1901", "who", "founded", "the", "firm", "."]
+QUESTION = {"question": "who founded the firm ?", "context": "anna founded the firm in 1901 ."}
+
+
+def write_rows(path: Path, count: int, seed: int, *, scores: bool) -> str:
+    """Pairs of texts with a class or a score of them."""
+    drawn = random.Random(seed)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["first", "second", "label"])
+        for i in range(count):
+            texts = [" ".join(drawn.choices(WORDS, k=drawn.randint(2, 12))) for _ in range(2)]
+            rows.writerow([*texts, drawn.random() * 5 if scores else ["no", "yes", "maybe"][i % 3]])
+    return str(path)
+
+
+def make_sentences(model: Path, folder: Path, *, scores: bool) -> Path:
+    """A workspace of pairs of texts, with the head cls-learned-pooling on its only snapshot."""
+    root = folder / "workspace"
+    common: dict[str, Any] = {"precision": "32", "workspace": root}
+    bertvision.finetune(
+        model=str(model),
+        task="csv",
+        train=write_rows(folder / "train.csv", 36, 1, scores=scores),
+        dev=write_rows(folder / "dev.csv", 12, 2, scores=scores),
+        text="first",
+        pair="second",
+        save_at="1",
+        batch_size=8,
+        lr=1e-3,
+        **common,
+    )
+    bertvision.extract("1e", encoding="float32", **common)
+    bertvision.train("cls-learned-pooling", checkpoint="1e", epochs=2, **common)
+    bertvision.evaluate("cls-learned-pooling", **common)
+    return root
+
+
+@pytest.fixture(scope="module")
+def classes(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_sentences(tiny_bert, tmp_path_factory.mktemp("classes"), scores=False)
+
+
+@pytest.fixture(scope="module")
+def scores(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_sentences(tiny_bert, tmp_path_factory.mktemp("scores"), scores=True)
+
+
+def load(names: Sequence[str], root: Path) -> list[Predictor]:
+    return load_predictors([find_source(name, root) for name in names], "32")
+
+
+def stored(root: Path, place: str) -> dict[str, Any]:
+    """The predictions that were scored."""
+    values: dict[str, Any] = json.loads((root / place / "predictions.json").read_text())
+    return values
+
+
+SYSTEMS = {
+    "bert:1e": "bert/1e",
+    "bert:0.5e": "bert/0.5e",
+    "adapter-64-shared:1e": "heads/1e/adapter-64-shared/eval/1e",
+    "learned-pooling@s1:0.5e": "heads/0.5e/learned-pooling@s1/eval/0.5e",
+    "learned-pooling:0.5e:1e": "heads/0.5e/learned-pooling/eval/1e",
+    "max-bert+adapter-64-shared:1e": "ensembles/1e/max-bert+adapter-64-shared@1e",
+}
+
+
+def test_answers_to_questions_are_those_that_were_scored(lab: Workspace) -> None:
+    systems = {name: place for name, place in SYSTEMS.items() if (lab.root / place).is_dir()}
+    assert len(systems) >= 5
+    items = lab.items("dev")
+    predictors = load([*systems], lab.root)
+    for predictor, logits in zip(predictors, together(predictors, items), strict=True):
+        said = {
+            item.id: row["answer"] for item, row in zip(items, predictor.read(logits), strict=True)
+        }
+        assert said == stored(lab.root, systems[predictor.record.name]), predictor
+
+
+def test_classes_are_those_that_were_scored_and_those_of_the_pipeline(classes: Path) -> None:
+    items = Workspace.find(classes).items("dev")
+    for name, place in (
+        ("bert:1e", "bert/1e"),
+        ("cls-learned-pooling", "heads/1e/cls-learned-pooling/eval/1e"),
+    ):
+        (predictor,) = load([name], classes)
+        names = predictor.record.task.classes
+        said = predictor.answers(items)
+        expected = stored(classes, place)
+        assert [row["label"] for row in said] == [names[expected[item.id]] for item in items]
+        for row in said:
+            assert sum(row["probabilities"].values()) == pytest.approx(1)
+            assert row["score"] == max(row["probabilities"].values())
+    (own,) = load(["bert:1e"], classes)
+    theirs = pipeline("text-classification", model=str(classes / "snapshots" / "1e"), device="cpu")
+    pairs = [{"text": item.text, "text_pair": item.pair} for item in items]
+    for call in ({}, {"top_k": None}, {"top_k": 2}):
+        assert_same(own(pairs, **call), theirs(pairs, **call))
+        assert_same(own(pairs[0], **call), theirs(pairs[0], **call))
+
+
+def test_scores_are_those_that_were_scored_and_those_of_the_pipeline(scores: Path) -> None:
+    items = Workspace.find(scores).items("dev")
+    for name, place in (
+        ("bert:1e", "bert/1e"),
+        ("cls-learned-pooling", "heads/1e/cls-learned-pooling/eval/1e"),
+    ):
+        (predictor,) = load([name], scores)
+        said, expected = predictor.answers(items), stored(scores, place)
+        assert [row["score"] for row in said] == pytest.approx(
+            [expected[item.id] for item in items], abs=1e-5
+        )
+    (own,) = load(["bert:1e"], scores)
+    theirs = pipeline("text-classification", model=str(scores / "snapshots" / "1e"), device="cpu")
+    pair = {"text": items[0].text, "text_pair": items[0].pair}
+    assert_same(own(pair), theirs(pair))
+
+
+def assert_same(ours: Any, theirs: Any) -> None:
+    """The same form and names, and numbers that differ by rounding alone."""
+    assert type(ours) is type(theirs)
+    if isinstance(ours, list):
+        assert len(ours) == len(theirs)
+        for one, other in zip(ours, theirs, strict=True):
+            assert_same(one, other)
+    elif isinstance(ours, dict):
+        assert ours.keys() == theirs.keys()
+        assert ours["label"] == theirs["label"]
+        assert ours["score"] == pytest.approx(theirs["score"], abs=1e-5)
+
+
+def test_a_question_is_answered_as_the_pipeline_of_questions_has_it(lab: Workspace) -> None:
+    predictor = Predictor.load("adapter-64-shared:1e", workspace=lab.root, precision="32")
+    answer = predictor(**QUESTION)
+    assert list(answer) == ["score", "start", "end", "answer"]
+    assert answer["answer"] == QUESTION["context"][answer["start"] : answer["end"]]
+    assert predictor(QUESTION) == answer
+    assert predictor([QUESTION, QUESTION]) == [answer, answer]
+    two = predictor(question=["who ?", "where ?"], context=QUESTION["context"])
+    assert len(two) == 2
+    with pytest.raises(InputError, match="one of the two is missing"):
+        predictor(question="who ?")
+    with pytest.raises(InputError, match="give one context for each"):
+        predictor(question=["who ?"], context=["a", "b"])
+    with pytest.raises(InputError, match="is no row with question, context"):
+        predictor("who ?")
+    with pytest.raises(InputError, match="'context'"):
+        predictor({"question": "who ?"})
+    with pytest.raises(InputError, match="empty"):
+        predictor({"question": " ", "context": "anna"})
+
+
+def test_an_encoder_runs_once_for_all_that_read_it(
+    lab: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["bert:1e", "adapter-64-shared:1e", "learned-pooling:1e"]
+    predictors = load(names, lab.root)
+    assert len({id(predictor._backbone) for predictor in predictors}) == 1
+    passes = []
+    model = predictors[0]._backbone._model
+    model.base_model.register_forward_hook(lambda *given: passes.append(1))
+    items = lab.items("dev")
+    made = together(predictors, items)
+    assert len(passes) == 1  # all windows are one batch
+    for name, logits in zip(names, made, strict=True):
+        (alone,) = load([name], lab.root)
+        for key, values in alone.logits(items).arrays.items():
+            assert np.allclose(values, logits.arrays[key], atol=1e-4), name
+
+
+def test_an_encoder_that_pads_otherwise_gives_heads_the_states_of_an_extraction(
+    lab: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bertvision.pipelines.prediction import backbone
+
+    items = lab.items("dev")
+    usual = together(load(["bert:1e", "learned-pooling:1e"], lab.root), items)
+    monkeypatch.setattr(backbone, "can_pack", lambda model: False)
+    apart = together(load(["bert:1e", "learned-pooling:1e"], lab.root), items)
+    for one, other in zip(usual, apart, strict=True):
+        for key, values in one.arrays.items():
+            assert np.allclose(values, other.arrays[key], atol=1e-4)
+
+
+def test_a_saved_predictor_needs_no_workspace_and_answers_the_same(
+    lab: Workspace, classes: Path, tmp_path: Path
+) -> None:
+    for root, name in (
+        (lab.root, "max-bert+adapter-64-shared:1e"),
+        (lab.root, "learned-pooling:1e"),
+        (classes, "bert:1e"),
+        (classes, "cls-learned-pooling:1e"),
+    ):
+        predictor = Predictor.load(name, workspace=root, precision="32")
+        items = Workspace.find(root).items("dev")
+        folder = tmp_path / name.replace(":", "-")
+        predictor.save_pretrained(folder)
+        again = Predictor.from_pretrained(folder, precision="32")
+        assert again.record == predictor.record
+        assert again.answers(items) == predictor.answers(items)
+        again.save_pretrained(tmp_path / "again")  # and it can be saved once more
+        assert Predictor.load(tmp_path / "again", precision="32").record == predictor.record
+        shutil.rmtree(tmp_path / "again")
+
+
+def test_the_encoder_is_cut_above_what_heads_read(workspace: Workspace, tmp_path: Path) -> None:
+    run = "learned-pooling@l0-1"
+    bertvision.train(run, checkpoint="1e", epochs=1, precision="32", workspace=workspace)
+    with pytest.warns(BertvisionWarning, match="threshold of no answer of .* is 0"):
+        predictor = Predictor.load(f"{run}:1e", workspace=workspace.root, precision="32")
+    predictor.save_pretrained(tmp_path / "cut")
+    assert json.loads((tmp_path / "cut" / "config.json").read_text())["num_hidden_layers"] == 1
+    again = Predictor.from_pretrained(tmp_path / "cut", precision="32")
+    items = workspace.items("dev")
+    assert again.answers(items) == predictor.answers(items)
+
+
+def test_a_saved_predictor_that_changed_is_refused(lab: Workspace, tmp_path: Path) -> None:
+    predictor = Predictor.load("learned-pooling:1e", workspace=lab.root, precision="32")
+    predictor.save_pretrained(tmp_path / "saved")
+    for name in ("predictor.json", "model.safetensors", "heads/0/model.safetensors"):
+        folder = Path(shutil.copytree(tmp_path / "saved", tmp_path / name.replace("/", "-")))
+        content = bytearray((folder / name).read_bytes())
+        content[len(content) // 2] ^= 1
+        (folder / name).write_bytes(content)
+        with pytest.raises(WorkspaceError, match=f"{name} is missing or damaged"):
+            Predictor.from_pretrained(folder)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "mine.txt").write_text("mine")
+    with pytest.raises(WorkspaceError, match="holds something else"):
+        predictor.save_pretrained(tmp_path / "other")
+    with pytest.raises(WorkspaceError, match="holds no predictor"):
+        Predictor.from_pretrained(tmp_path / "other")
+    with pytest.raises(UnknownNameError, match="no folder"):
+        Predictor.from_pretrained("nowhere")
+
+
+def test_a_predictor_goes_over_the_hub(classes: Path, hub: Hub, tmp_path: Path) -> None:
+    predictor = Predictor.load("cls-learned-pooling:1e", workspace=classes, precision="32")
+    predictor.push_to_hub("anna/pairs", license="mit")
+    sent = hub.files("model", "anna/pairs")
+    assert {"README.md", "config.json", "heads/0/config.json", "predictor.json"} <= set(sent)
+    assert b"license: mit" in sent["README.md"]
+    again = Predictor.from_pretrained("anna/pairs", cache_dir=tmp_path / "cache", precision="32")
+    pair = {"text": "anna was born .", "text_pair": "who founded the firm ?"}
+    assert again(pair) == predictor(pair)
+    pulled = tmp_path / "pulled"
+    done("pull", "anna/pairs", pulled)
+    assert Predictor.load(pulled, precision="32")(pair) == predictor(pair)
+
+
+# --- the command ---
+
+
+def rows_of(text: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads(text)
+    return rows
+
+
+def test_texts_are_typed_or_read_in_any_form(classes: Path, tmp_path: Path) -> None:
+    pairs = [("anna was born .", "who ?"), ('said "in" 1901', "the firm")]
+    forms = {
+        "rows.csv": 'id,second,first\na,who ?,anna was born .\nb,the firm,"said ""in"" 1901"\n',
+        "rows.tsv": 'id\tfirst\tsecond\na\tanna was born .\twho ?\nb\tsaid "in" 1901\tthe firm\n',
+        "rows.jsonl": "".join(
+            json.dumps({"id": name, "text": one, "text_pair": two}) + "\n"
+            for name, (one, two) in zip("ab", pairs, strict=True)
+        ),
+        "rows.txt": "".join(json.dumps({"first": a, "second": b}) + "\n" for a, b in pairs),
+    }
+    common = ("-w", classes, "--precision", "32", "--json")
+    said = {}
+    for name, content in forms.items():
+        (tmp_path / name).write_text(content)
+        rows = rows_of(
+            done("predict", "cls-learned-pooling:1e", "--data", tmp_path / name, *common)
+        )
+        said[name] = [(row["label"], row["score"]) for row in rows]
+        assert [row["id"] for row in rows] == (
+            ["line 1", "line 2"] if name == "rows.txt" else ["a", "b"]
+        )
+    assert len(set(map(str, said.values()))) == 1
+    (one,) = rows_of(
+        done(
+            "predict",
+            "cls-learned-pooling:1e",
+            "--text",
+            *pairs[0][:1],
+            "--text-pair",
+            pairs[0][1],
+            *common,
+        )
+    )
+    assert (one["label"], pytest.approx(one["score"], abs=1e-6)) == said["rows.csv"][0]
+
+
+def test_questions_are_read_in_squads_form_and_from_rows(lab: Workspace, tmp_path: Path) -> None:
+    dev = lab.dataset().source("dev")
+    out = tmp_path / "answers.json"
+    common = ("-w", lab.root, "--precision", "32")
+    text = done("predict", "adapter-64-shared:1e", "--data", dev, "--output", out, *common)
+    items = lab.items("dev")
+    assert text.startswith(f"{len(items)} answers in ")
+    expected = stored(lab.root, "heads/1e/adapter-64-shared/eval/1e")
+    assert json.loads(out.read_text()) == expected
+    unsure = json.loads((tmp_path / "answers.na_prob.json").read_text())
+    assert unsure.keys() == expected.keys()
+    assert all(0 <= share <= 1 for share in unsure.values())
+    rows = tmp_path / "rows.csv"
+    with rows.open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["id", "context", "question"])
+        table.writerows([item.id, item.context, item.question] for item in items)
+    csv_out = tmp_path / "answers.csv"
+    done("predict", "adapter-64-shared:1e", "bert:1e", "--data", rows, "--output", csv_out, *common)
+    with csv_out.open(newline="") as file:
+        answered = list(csv.DictReader(file))
+    assert len(answered) == 2 * len(items)
+    of_head = [row for row in answered if row["system"] == "adapter-64-shared:1e"]
+    assert {row["id"]: row["answer"] for row in of_head} == expected
+    assert sorted(path.name for path in tmp_path.iterdir() if "parts" in path.name) == []
+
+
+def test_a_killed_command_is_finished_by_the_same_one(
+    lab: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    items = lab.items("dev")
+    monkeypatch.setattr(answers, "_PART", max(1, len(items) // 3))
+    whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
+    names = ["adapter-64-shared:1e", "learned-pooling:1e"]
+    predictors = load(names, lab.root)
+    rows = answers.answer(predictors, items, whole)
+    asked: list[int] = []
+    logits = Backbone.logits
+
+    def dying(self: Backbone, windows: Any, members: Any, desc: Any) -> Any:
+        asked.append(len(windows))
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return logits(self, windows, members, desc)
+
+    monkeypatch.setattr(Backbone, "logits", dying)
+    with pytest.raises(KeyboardInterrupt):
+        answers.answer(predictors, items, cut)
+    assert not cut.exists()
+    begun = len(asked)
+    assert answers.answer(predictors, items, cut) == rows
+    assert cut.read_bytes() == whole.read_bytes()
+    parts = -(-len(items) // answers._PART)
+    assert len(asked) - begun == parts - 1  # what was answered is not asked again
+    asked.clear()
+    asked.append(0)
+    with pytest.raises(KeyboardInterrupt):
+        answers.answer(predictors, items, cut)
+    other = answers.answer(predictors[:1], items, cut)  # other systems: no part is of use
+    assert other == rows[: len(items)]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["bert:1e", "--text", "who ?"], "give --text and --text-pair"),
+        (["bert:1e", "--text-pair", "anna"], "--text-pair is the second text"),
+        (["bert:1e", "--text", "a", "--data", "b.csv"], "one of the two"),
+        (["bert:1e", "--data", "none.csv"], "there is no such file"),
+        (["bert:2e", "--text", "a", "--text-pair", "b"], "no snapshot 2e"),
+        (["nothing:1e", "--text", "a", "--text-pair", "b"], "no head nothing"),
+        (["learned-pooling", "--text", "a", "--text-pair", "b"], "learned-pooling:1e"),
+        (
+            ["bert:1e", "--text", "a", "--text-pair", "b", "--output", "a.txt"],
+            ".jsonl, .csv, .json",
+        ),
+        (["bert:1e", "bert:0.5e", "--text", "a", "--text-pair", "b", "--output", "a.json"], "one"),
+    ],
+)
+def test_what_cannot_be_answered_is_refused_by_name(
+    lab: Workspace, words: list[str], says: str
+) -> None:
+    refused = run("predict", *words, "-w", lab.root)
+    assert refused.exit_code == 2
+    assert says in " ".join(refused.stderr.split())
+
+
+def test_malformed_rows_are_named_or_left_out(classes: Path, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    lines = ['{"first": "anna", "second": "who ?"}', "anna", '{"first": " ", "second": "who ?"}']
+    rows.write_text("\n".join([*lines, '{"first": 1, "second": "who ?"}']))
+    common = ("predict", "cls-learned-pooling:1e", "--data", rows, "-w", classes)
+    refused = run(*common)
+    assert refused.exit_code == 2
+    assert "line 2" in refused.stderr
+    assert [row["id"] for row in rows_of(done(*common, "--skip-bad", "--json"))] == ["line 1"]
+    other = tmp_path / "other.csv"
+    other.write_text("one,two\na,b\n")
+    refused = run("predict", "cls-learned-pooling:1e", "--data", other, "-w", classes)
+    assert refused.exit_code == 2
+    assert "'first'" in refused.stderr
+
+
+def test_a_task_without_texts_is_refused(tiny_bert: Path, tmp_path: Path) -> None:
+    from bertvision.pipelines.prediction.inputs import layout_of
+    from bertvision.pipelines.tasks.data import TaskConfig
+    from bertvision.pipelines.tasks.registry import TASKS
+    from bertvision.pipelines.tasks.task import load_task
+
+    answered = []
+    for name, entry in TASKS.items():
+        task, config = load_task(name), TaskConfig(name=name)
+        if not entry.learns:
+            continue
+        try:
+            layout_of(task, config)
+            answered.append(name)
+        except InputError as error:
+            assert "no task that answers texts" in str(error)  # noqa: PT017
+    assert {"squad_v2", "answerable", "sst2", "qnli", "csv", "trec"} <= set(answered)
+    assert not {"parsing", "ordering", "phrases"} & set(answered)
