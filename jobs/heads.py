@@ -22,6 +22,7 @@ from bertvision.jobs.show import (
 from bertvision.models import Kind
 from bertvision.pipelines.declare import (
     DEFAULTS,
+    DataSource,
     Devices,
     PrecisionOption,
     Seed,
@@ -29,7 +30,8 @@ from bertvision.pipelines.declare import (
     WorkspacePath,
     job,
 )
-from bertvision.pipelines.options import LoggerName
+from bertvision.pipelines.options import LoggerName, PrecisionName
+from bertvision.pipelines.prediction.source import find_source
 from bertvision.pipelines.ranks import this_rank
 from bertvision.pipelines.reading import (
     Names,
@@ -45,6 +47,7 @@ from bertvision.pipelines.workspace.checks import (
     check_training_data,
     find_workspace,
 )
+from bertvision.pipelines.workspace.data import check_source
 from bertvision.pipelines.workspace.heads import check_head_activations, only_tag
 from bertvision.pipelines.workspace.heads import trained_on as trained_where
 from bertvision.pipelines.workspace.job_options import TrainOptions
@@ -53,6 +56,7 @@ from bertvision.pipelines.workspace.runs import Run, check_told, own_part, runs_
 from bertvision.pipelines.workspace.selection import HEAD_TOKENS, head_split
 
 if TYPE_CHECKING:
+    from bertvision.pipelines.prediction.evaluation import DataScores
     from bertvision.pipelines.workspace.records import HeadScores, RunMetrics
     from bertvision.pipelines.workspace.workspace import Workspace
 
@@ -172,14 +176,18 @@ def evaluate(
     *,
     trained_on: Tag | None = None,
     checkpoint: Tag | None = None,
-    split: str = "dev",
+    split: str | None = None,
+    data: DataSource = None,
+    skip_bad: bool = False,
     precision: PrecisionOption = "auto",
     workspace: WorkspacePath = None,
     store: StorePath = None,
-) -> Rows[HeadScores]:
+) -> Rows[HeadScores] | Rows[DataScores]:
     """Score trained heads with the official metric.
 
-    The hidden states may be those of any snapshot.
+    The hidden states may be those of any snapshot. With ``data``, heads, snapshots and ensembles
+    are scored on other data of their task, such as those of another domain: the encoder is run,
+    and nothing is stored.
 
     Examples:
         >>> import bertvision
@@ -193,10 +201,13 @@ def evaluate(
         True
 
     Args:
-        heads: Names of trained heads.
+        heads: Names of trained heads; with ``data`` also as `bertvision predict` takes them, such
+            as bert:1e.
         trained_on: Snapshot the heads were trained on; by default the only one.
         checkpoint: Snapshot whose activations to evaluate on; by default the same.
-        split: Split to score.
+        split: Split to score; by default dev.
+        data: Labelled file, folder or data set of the hub, in a form that the task reads.
+        skip_bad: Leave malformed rows of ``data`` out and count them.
 
     Returns:
         The scores of each head, in the order of ``heads``: ``rules`` has them by decoding rule.
@@ -205,8 +216,17 @@ def evaluate(
         UnknownNameError: there is no such head, snapshot or split.
         ProvenanceError: the activations are of another model or task than the head's.
         IncompleteSplitError: the extraction of the split has not ended.
+        InputError: ``data`` are malformed, or have labels that the heads do not know.
     """
     names = parse_names(heads)
+    if data is not None:
+        return _on_data(
+            *(names, trained_on, checkpoint, str(data), split),
+            skip_bad=skip_bad,
+            precision=precision,
+            space=find_workspace(workspace, store),
+        )
+    split = split or "dev"
     source = None if trained_on is None else parse_tag(trained_on)
     target = None if checkpoint is None else parse_tag(checkpoint)
     space = find_workspace(workspace, store)
@@ -218,6 +238,31 @@ def evaluate(
 
     rows = run(space, names, trained_on=source, tag=target, split=split, precision=precision)
     return Rows(rows, evaluated_table)
+
+
+def _on_data(
+    names: Sequence[str],
+    trained_on: Tag | None,
+    checkpoint: Tag | None,
+    data: str,
+    split: str | None,
+    *,
+    skip_bad: bool,
+    precision: PrecisionName,
+    space: Workspace,
+) -> Rows[DataScores]:
+    """The scores of systems on data that the workspace does not have."""
+    tags = [parse_tag(tag) for tag in (trained_on, checkpoint) if tag is not None]
+    check_source("--data", data)
+    sources = [
+        find_source(name if ":" in name or not tags else ":".join([name, *tags]), space)
+        for name in names
+    ]
+    from bertvision.pipelines.prediction.evaluation import evaluate_on
+    from bertvision.pipelines.prediction.predictor import Predictor, load_predictors
+
+    predictors: list[Predictor] = load_predictors(sources, precision)
+    return Rows(evaluate_on(predictors, data, split, skip_bad=skip_bad), evaluated_table)
 
 
 @job

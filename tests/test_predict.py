@@ -276,6 +276,33 @@ def test_a_predictor_goes_over_the_hub(classes: Path, hub: Hub, tmp_path: Path) 
     assert Predictor.load(pulled, precision="32")(pair) == predictor(pair)
 
 
+# --- other data of the task ---
+
+
+def test_scores_on_other_data_are_those_of_the_same_data_stored(
+    lab: Workspace, classes: Path, tmp_path: Path
+) -> None:
+    dev = lab.dataset().source("dev")
+    names = ["learned-pooling:1e", "bert:1e", "max-bert+adapter-64-shared:1e"]
+    rows = bertvision.evaluate(names, data=dev, precision="32", workspace=lab.root)
+    places = ["heads/1e/learned-pooling/eval/1e", SYSTEMS["bert:1e"], SYSTEMS[names[2]]]
+    for row, place in zip(rows, places, strict=True):
+        scored = json.loads((lab.root / place / "metrics.json").read_text())
+        assert row.rules == scored["rules"], row
+        assert row.items == len(lab.items("dev"))
+    table = done("evaluate", "learned-pooling", "--trained-on", 1, "--data", dev, "-w", lab.root)
+    assert table.splitlines()[1].split()[:3] == ["learned-pooling", "1e", "1e"]
+    other = tmp_path / "other.csv"
+    other.write_text("first,second,label\nanna,who ?,yes\nanna,who ?,never\n")
+    refused = run("evaluate", "cls-learned-pooling", "--data", other, "-w", classes)
+    assert refused.exit_code == 2
+    assert "'never' is none of the 3 classes" in refused.stderr
+    scored_row = bertvision.evaluate(
+        "cls-learned-pooling", data=other, skip_bad=True, workspace=classes
+    )[0]
+    assert scored_row.items == 1
+
+
 # --- the command ---
 
 

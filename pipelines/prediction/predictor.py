@@ -69,6 +69,8 @@ class PredictorRecord(Record):
     """How softmaxes of several members are combined."""
     threshold: float | None = None
     """Threshold of no answer, in logits; None where the task has none."""
+    threshold_tuned_on: str | None = None
+    """Split of the workspace that tuned it; None where it was left at 0."""
     checkpoint: str
     """Snapshot of the encoder."""
     weights_sha256: str
@@ -224,10 +226,15 @@ class Predictor:
         return [{"label": label, "score": score} for label, score in ranked[:top_k]]
 
     @property
+    def precision(self) -> str:
+        """Arithmetic of the encoder: 32 or bf16."""
+        return self._backbone.precision
+
+    @property
     def digest(self) -> str:
         """Digest of all that its answers follow from: weights, settings, threshold, arithmetic."""
         digest = hashlib.sha256(self.record.model_dump_json().encode())
-        digest.update(f"{self._backbone.precision} {version('bertvision')}".encode())
+        digest.update(f"{self.precision} {version('bertvision')}".encode())
         for member in self.record.members:
             if member != BERT:
                 for values in self._backbone.heads[member].state_dict().values():
@@ -478,7 +485,10 @@ def load_predictors(
         )
         predictor = kind(record, backbones[folder])
         if predictor.task.tunes:
-            predictor.record = record.model_copy(update={"threshold": _threshold(source)})
+            tuned_on = source.result and source.result.threshold_tuned_on
+            predictor.record = record.model_copy(
+                update={"threshold": _threshold(source), "threshold_tuned_on": tuned_on}
+            )
         made.append(predictor)
     return made
 

@@ -13,7 +13,7 @@ from bertvision.errors import InputError, UnknownNameError
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.results.results import Result, read_results
 from bertvision.pipelines.results.systems import Combine, SystemName, find_system
-from bertvision.pipelines.workspace.heads import find_head, trained_heads
+from bertvision.pipelines.workspace.heads import find_head, trained_heads, trained_on
 from bertvision.pipelines.workspace.runs import Run
 from bertvision.pipelines.workspace.workspace import Workspace
 
@@ -83,8 +83,10 @@ def find_source(text: str, workspace: str | Path | Workspace | None) -> Source |
     else:
         run = Run.parse(asked.name).name
         tags = [tag for tag, name in trained_heads(space) if name == run]
-        on = asked.trained_on or (_only(asked.name, tags) if tags else "")
-        find_head(space, on or "0e", run)  # which says what there is
+        if not tags:
+            trained_on(space, [run])  # which says what there is
+        on = asked.trained_on or _only(asked.name, tags)
+        find_head(space, on, run)
         member = f"{run}:{on}"
     tag = asked.checkpoint or on
     space.require_snapshot(tag)

@@ -99,19 +99,25 @@ class SpanTask(QuestionTask):
             )
         return rows
 
-    def score(self, dev: Logits, tune: Logits | None) -> Scores:
-        """EM and F1 by each decoding rule, the no-answer threshold tuned where the task has one."""
-        threshold: float | None = 0.0 if self.tunes else None
-        thresholds = None
+    def score(self, dev: Logits, tune: Logits | None, *, threshold: float | None = None) -> Scores:
+        """EM and F1 by each decoding rule, the no-answer threshold tuned where the task has one.
+
+        Args:
+            dev: Logits that are scored.
+            tune: Logits of the held-out part, on which the threshold is tuned.
+            threshold: A threshold that was tuned elsewhere, in the place of ``tune``.
+        """
+        zero: float | None = 0.0 if self.tunes else None
+        thresholds = threshold if self.tunes else None
         if self.tunes and tune is not None:
             thresholds = tune_threshold(decode(tune), tune.windows.items)
-        tuned = threshold if thresholds is None else thresholds
+        tuned = zero if thresholds is None else thresholds
         n_best, argmax = decode(dev), decode(dev, rule="argmax")
         rules: Rules = {}
         for name, predictions, at in (
             ("n-best", n_best, tuned),
-            ("n-best, threshold 0", n_best, threshold),
-            ("argmax", argmax, threshold),
+            ("n-best, threshold 0", n_best, zero),
+            ("argmax", argmax, zero),
         ):
             metrics = squad_metrics(apply_threshold(predictions, at), dev.windows.items)
             rules[name] = {"threshold": at, "metrics": dict(metrics)}

@@ -1,0 +1,94 @@
+"""Scores of predictors on other data of their task: out of domain, or never trained on any."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic import Field
+
+from bertvision.errors import InputError
+from bertvision.pipelines.prediction.predictor import Predictor, together
+from bertvision.pipelines.records import Count, Record
+from bertvision.pipelines.tasks.scores import Rules, Scores
+from bertvision.pipelines.tasks.soundness import report_skipped
+from bertvision.pipelines.tasks.squad.spans import SpanTask
+
+
+class DataScores(Record):
+    """The scores of a system on data that its workspace does not have."""
+
+    head: str
+    """Name of the run, ``bert``, or an ensemble."""
+    trained_on: str
+    checkpoint: str
+    data: str
+    """Source of the items, as it was given."""
+    data_sha256: str
+    split: str
+    """Split of the source."""
+    items: Count
+    rules: Rules
+    threshold_tuned_on: str | None = None
+    """Split of the workspace that tuned the threshold of no answer."""
+    precision: str
+    predictions: dict[str, str | bool | int | float] = Field(repr=False)
+    """Answers by id, as in `Scores.predictions`."""
+
+
+def evaluate_on(
+    predictors: Sequence[Predictor], source: str, split: str | None, *, skip_bad: bool
+) -> list[DataScores]:
+    """Score predictors on the labelled items of a source.
+
+    Thresholds of no answer are those of the workspace: nothing is tuned on these data.
+
+    Args:
+        predictors: Predictors of one task.
+        source: File, folder or data set of the hub, in a form that the task reads.
+        split: Split of it; None is dev where there is one, else the only one.
+        skip_bad: Leave malformed rows out and count them.
+
+    Raises:
+        InputError: The source cannot be read, has no such split, or has labels that the systems
+            do not know.
+    """
+    first = predictors[0]
+    config = first.record.task.model_copy(update={"skip_bad": skip_bad})
+    there = first.task.splits(source)
+    chosen = split or ("dev" if "dev" in there else there[0])
+    if chosen not in there and there != ("all",):
+        raise InputError(f"--split {chosen}: {source} has {', '.join(there)}")
+    data = first.task.read(source, chosen, config)
+    if data.classes and data.classes != config.classes:
+        raise InputError(
+            f"{source} has the classes {', '.join(data.classes)}, and {first.record.name} tells "
+            f"{', '.join(config.classes)}: give data with labels among these"
+        )
+    report_skipped(source, data.skipped)
+    results = []
+    for predictor, logits in zip(
+        predictors, together(predictors, data.items, "evaluate"), strict=True
+    ):
+        task, threshold = predictor.task, predictor.record.threshold
+        scores: Scores
+        if isinstance(task, SpanTask):
+            scores = task.score(logits, None, threshold=threshold)
+        else:
+            scores = task.score(logits, None)
+        name, _, tags = predictor.record.name.partition(":")
+        results.append(
+            DataScores(
+                head=name,
+                trained_on=tags.partition(":")[0],
+                checkpoint=predictor.record.checkpoint,
+                data=source,
+                data_sha256=data.sha256,
+                split=chosen,
+                items=len(data.items),
+                rules=scores.rules,
+                threshold_tuned_on=predictor.record.threshold_tuned_on,
+                precision=predictor.precision,
+                predictions=scores.predictions,
+            )
+        )
+    return results
