@@ -31,7 +31,6 @@ from bertvision.pipelines.declare import (
     job,
 )
 from bertvision.pipelines.options import LoggerName, PrecisionName
-from bertvision.pipelines.prediction.source import find_source
 from bertvision.pipelines.ranks import this_rank
 from bertvision.pipelines.reading import (
     Names,
@@ -252,6 +251,8 @@ def _on_data(
     space: Workspace,
 ) -> Rows[DataScores]:
     """The scores of systems on data that the workspace does not have."""
+    from bertvision.pipelines.prediction.source import find_source
+
     tags = [parse_tag(tag) for tag in (trained_on, checkpoint) if tag is not None]
     check_source("--data", data)
     sources = [

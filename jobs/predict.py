@@ -12,7 +12,6 @@ from bertvision.errors import InputError, counted
 from bertvision.jobs.show import Row, Rows, Values
 from bertvision.pipelines.declare import PrecisionOption, WorkspacePath, job
 from bertvision.pipelines.options import Option
-from bertvision.pipelines.prediction.source import find_source
 from bertvision.pipelines.reading import Names, StrPath, parse_names, path_of
 from bertvision.pipelines.text import format_table, number
 from bertvision.pipelines.workspace.data import check_source
@@ -42,6 +41,7 @@ def predict(
     Examples:
         >>> import bertvision
         >>> _ = bertvision.train("learned-pooling", checkpoint="1e")
+        >>> _ = bertvision.evaluate("learned-pooling", trained_on="1e")
         >>> rows = bertvision.predict(
         ...     ["bert:1e", "learned-pooling:1e"],
         ...     text="Where is it?",
@@ -81,6 +81,8 @@ def predict(
     if target is not None:
         check_output(target, len(names))
     check_source("--data", None if data in (None, "-") else str(data))
+    from bertvision.pipelines.prediction.source import find_source
+
     sources = [find_source(name, path_of(workspace)) for name in names]
     from bertvision.pipelines.prediction.answers import answer
     from bertvision.pipelines.prediction.inputs import read_inputs

@@ -60,7 +60,7 @@ def _parts(
     predictors: Sequence[Predictor], items: Sequence[Any], folder: Path | None
 ) -> Iterator[list[Answer]]:
     """The answers to some items after another, those of a part system by system."""
-    with progress(len(items), "predict", "item") as bar:
+    with progress(len(items), "predict" if items[1:] else None, "item") as bar:
         for begin in range(0, len(items), _PART):
             some = items[begin : begin + _PART]
             file = None if folder is None else folder / f"{begin}.jsonl"

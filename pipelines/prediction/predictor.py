@@ -86,6 +86,7 @@ class Predictor:
     Examples:
         >>> import bertvision
         >>> _ = bertvision.train("learned-pooling", checkpoint="1e")
+        >>> _ = bertvision.evaluate("learned-pooling", trained_on="1e")
         >>> predictor = bertvision.Predictor.load("learned-pooling:1e")
         >>> answer = predictor(question="Where is it?", context="It is in the garden.")
         >>> sorted(answer)
