@@ -32,13 +32,16 @@ from jinja2.exceptions import TemplateError
 
 from bertvision.errors import InputError, counted
 from bertvision.pipelines.tasks.data import TaskConfig, TaskData, as_date
-from bertvision.pipelines.tasks.documents import (
+from bertvision.pipelines.tasks.features import FeaturesTask
+from bertvision.pipelines.tasks.tables import (
+    ID,
+    Column,
+    Layout,
     find_rows,
     offered_splits,
     read_items,
-    text_field,
+    read_object,
 )
-from bertvision.pipelines.tasks.features import FeaturesTask
 from bertvision.pipelines.tasks.windows import Int32Array, Windows, require_fast
 
 _MARKS = re.compile(r"\{%([-+]?)\s*(generation|endgeneration)\s*([-+]?)%\}")
@@ -46,6 +49,14 @@ _CLOCK = "strftime_now"
 _CODES = "aAbBcdDeFgGhHIjklmMnpPrRsStTuUVwWxXyYzZC"
 """Codes of ``strftime``, all written beforehand: a template cannot call Python."""
 _Messages = Sequence[Mapping[str, Any]]
+
+
+CONVERSATION = Layout({"messages": Column(("messages",), "json"), "id": ID})
+LAYOUTS = (
+    CONVERSATION,
+    Layout({"prompt": Column(("prompt",)), "completion": Column(("completion",)), "id": ID}),
+)
+_MESSAGE = Layout({"role": Column(("role",)), "content": Column(("content",))})
 
 
 class Tokens(NamedTuple):
@@ -261,11 +272,8 @@ class ChatTask(FeaturesTask):
         Raises:
             InputError: it is missing or malformed; names file, line and field.
         """
-        path, columns = (
-            find_rows(source, split, self.name),
-            (["messages"], ["prompt", "completion"]),
-        )
-        return read_items(source, split, path, columns, _parsed, skip_bad=config.skip_bad)
+        path = find_rows(source, split, self.name)
+        return read_items(source, split, path, _parsed, *LAYOUTS, skip_bad=config.skip_bad)
 
     def check_data(self, items: Sequence[Any], source: str) -> NoReturn:
         """Refuse to be trained on.
@@ -358,10 +366,9 @@ def _parsed(fields: dict[str, Any], name: str) -> Chat:
         InputError: it is malformed; names the field.
     """
     if "messages" not in fields:
-        prompt, completion = text_field(fields, "prompt"), text_field(fields, "completion")
-        if not completion:
+        if not fields["completion"]:
             raise InputError("the completion is empty")
-        return Chat(name, None, prompt, completion)
+        return Chat(name, None, **fields)
     messages = read_messages(fields)
     if all(message["role"] != "assistant" for message in messages):
         raise InputError("has no message of the role 'assistant'")
@@ -378,10 +385,8 @@ def read_messages(fields: dict[str, Any]) -> list[dict[str, Any]]:
     if not isinstance(messages, list) or not messages:
         raise InputError(f"messages must be a list of objects: {str(messages)[:80]!r}")
     for i, message in enumerate(messages):
-        if not isinstance(message, dict):
-            raise InputError(f"message {i} must be an object: {str(message)[:80]!r}")
         try:
-            text_field(message, "role"), text_field(message, "content")
+            read_object(message, [_MESSAGE])
         except InputError as error:
             raise InputError(f"message {i}: {error}") from error
     return [{key: value for key, value in m.items() if value is not None} for m in messages]
