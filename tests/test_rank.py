@@ -427,7 +427,11 @@ def test_a_candidate_listed_twice_is_taken_once_and_named(tmp_path: Path) -> Non
         ("b.toks", lambda text: text + "one more\n", r"b\.toks: has 3 lines, but .*a\.toks has 2"),
         ("sim.txt", lambda text: "1\n", r"sim\.txt: has 1 lines"),
         ("sim.txt", lambda text: "1\n0.5\n", r"sim\.txt, line 2: the label is '0\.5'"),
-        ("sim.txt", lambda text: "1\n\n", r"sim\.txt, line 2: the label is ''; it must be one of 0, 1"),
+        (
+            "sim.txt",
+            lambda text: "1\n\n",
+            r"sim\.txt, line 2: the label is ''; it must be one of 0, 1",
+        ),
         ("a.toks", lambda text: "who ?\n \n", r"a\.toks, line 2: the query is empty"),
         ("b.toks", lambda text: "\nx\n", r"b\.toks, line 1: the passage is empty"),
         ("id.txt", lambda text: "1\n1 2\n", r"id\.txt, line 2: the id '1 2' holds white space"),

@@ -323,8 +323,12 @@ def hub_table(
     return Table(where, rows, digest=sha256.hexdigest() if digest else None)
 
 
-def parse_json(content: str) -> Any:
+def parse_json(content: str, source: Path | None = None) -> Any:
     """A value of JSON.
+
+    Args:
+        content: Text of it.
+        source: File that the message names.
 
     Raises:
         InputError: it is none, or nested too deep.
@@ -332,7 +336,8 @@ def parse_json(content: str) -> Any:
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"is not JSON that can be read: {error}") from error
+        where = f"{source}: " if source else ""
+        raise InputError(f"{where}is not JSON that can be read: {error}") from error
 
 
 def check_text(content: str, name: str, most: int | None = None) -> str:
