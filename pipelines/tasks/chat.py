@@ -23,7 +23,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from datetime import date, datetime, time
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,7 @@ from jinja2.exceptions import TemplateError
 
 from bertvision.errors import InputError, counted
 from bertvision.pipelines.tasks.data import TaskConfig, TaskData, as_date
-from bertvision.pipelines.tasks.features import FeaturesTask
+from bertvision.pipelines.tasks.features import UnlabelledTask
 from bertvision.pipelines.tasks.tables import (
     ID,
     Column,
@@ -253,10 +253,12 @@ class Chat(NamedTuple):
         return self.messages or f"{self.prompt}{self.completion}"
 
 
-class ChatTask(FeaturesTask):
+class ChatTask(UnlabelledTask):
     """Conversations: a model is looked at alone."""
 
     words = ("conversations", "conversations")
+    item: ClassVar[Any] = Chat
+    schema: ClassVar[Mapping[str, Any]] = dict.fromkeys(Chat._fields, pa.large_string())
 
     def splits(self, source: str) -> tuple[str, ...]:
         """The splits that a folder or a data set holds; ``all`` of a file.
@@ -274,14 +276,6 @@ class ChatTask(FeaturesTask):
         """
         path = find_rows(source, split, self.name)
         return read_items(source, split, path, _parsed, *LAYOUTS, skip_bad=config.skip_bad)
-
-    def check_data(self, items: Sequence[Any], source: str) -> NoReturn:
-        """Refuse to be trained on.
-
-        Raises:
-            InputError: always.
-        """
-        self._refuse()
 
     def windows(self, items: Sequence[Chat], tokenizer: Any, config: TaskConfig) -> Windows:
         """A window for each, with the token field ``loss_mask``; says how many are cut off.
@@ -337,26 +331,6 @@ class ChatTask(FeaturesTask):
             today,
         )
         return config.model_copy(update={"date": today})
-
-    def table(self, items: Sequence[Chat]) -> pa.Table:
-        """Conversations as the store's text side, a row each."""
-        columns = zip(*items, strict=True)
-        return pa.table(
-            {
-                name: pa.array(column, pa.large_string())
-                for name, column in zip(Chat._fields, columns, strict=True)
-            }
-        )
-
-    def items_of(self, table: pa.Table) -> list[Chat]:
-        """The inverse of `table`."""
-        return [Chat(**row) for row in table.to_pylist()]
-
-    def _refuse(self) -> NoReturn:
-        raise InputError(
-            f"no encoder and no head can be trained on {self.name}, which has no labels: its "
-            "hidden states are for `bertvision.ActivationStore` and split.tokens()"
-        )
 
 
 def _parsed(fields: dict[str, Any], name: str) -> Chat:

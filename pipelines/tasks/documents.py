@@ -15,16 +15,16 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from bertvision.errors import InputError, counted
 from bertvision.pipelines.tasks.data import TaskConfig, TaskData
-from bertvision.pipelines.tasks.features import FeaturesTask
+from bertvision.pipelines.tasks.features import UnlabelledTask
 from bertvision.pipelines.tasks.source import read_text, split_files
 from bertvision.pipelines.tasks.tables import (
     FORMS,
@@ -177,9 +177,11 @@ class Document(NamedTuple):
     text: str
 
 
-class TextTask(FeaturesTask):
+class TextTask(UnlabelledTask):
     """Documents without labels: a model is looked at alone."""
 
+    item: ClassVar[Any] = Document
+    schema: ClassVar[Mapping[str, Any]] = {"id": pa.string(), "text": pa.large_string()}
     words = ("documents", "documents")
     columns = ("text",)
     settings = ("max_length", "windows")
@@ -209,33 +211,10 @@ class TextTask(FeaturesTask):
         layout = Layout(columns, hint="name the one of the text with --text")
         return read_items(source, split, path, _parsed, layout, skip_bad=config.skip_bad)
 
-    def check_data(self, items: Sequence[Any], source: str) -> NoReturn:
-        """Refuse to be trained on.
-
-        Raises:
-            InputError: always.
-        """
-        self._refuse()
-
     def windows(self, items: Sequence[Document], tokenizer: Any, config: TaskConfig) -> Windows:
         """The windows of documents, as `TaskConfig.windows` says."""
         texts = [item.text for item in items]
         return document_windows(texts, tokenizer, max_length=config.max_length, how=config.windows)
-
-    def table(self, items: Sequence[Document]) -> pa.Table:
-        """Documents as the store's text side, a row each."""
-        names = pa.array([item.id for item in items], pa.string())
-        return pa.table({"id": names, "text": pa.array([x.text for x in items], pa.large_string())})
-
-    def items_of(self, table: pa.Table) -> list[Document]:
-        """The inverse of `table`."""
-        return [Document(row["id"], row["text"]) for row in table.to_pylist()]
-
-    def _refuse(self) -> NoReturn:
-        raise InputError(
-            f"no encoder and no head can be trained on {self.name}, which has no labels: its "
-            "hidden states are for `bertvision.ActivationStore` and split.tokens()"
-        )
 
 
 def _parsed(fields: dict[str, Any], name: str) -> Document | None:

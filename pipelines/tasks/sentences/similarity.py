@@ -20,9 +20,9 @@ and ``dev.tsv``, or of ``sts-train.csv``, ``sts-dev.csv`` and ``sts-test.csv``. 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from bertvision.errors import InputError
 from bertvision.pipelines.tasks.data import Sentence, TaskConfig, TaskData
@@ -263,6 +263,11 @@ SPLIT = "texts"
 class SimilarityTask(SentenceTask):
     """Sentences, unlabelled: the score is that of a pair."""
 
+    refusal = (
+        "no encoder can be fine-tuned on {name}, whose scores are of pairs of texts that are "
+        "encoded by themselves: use `bertvision similarity {name} --data {data}`"
+    )
+
     def splits(self, source: str) -> tuple[str, ...]:
         """All texts, of whichever parts and sub-sets there are."""
         return (SPLIT,)
@@ -277,14 +282,3 @@ class SimilarityTask(SentenceTask):
             raise InputError(f"{self.name} has no split {split!r}: {SPLIT} alone")
         data = read_similarity(self.name, source)
         return TaskData(data.texts, data.sha256, [])
-
-    def check_data(self, items: Sequence[Sentence], source: str) -> NoReturn:
-        """Refuse to be trained on.
-
-        Raises:
-            InputError: always.
-        """
-        raise InputError(
-            f"no encoder can be fine-tuned on {self.name}, whose scores are of pairs of texts that "
-            f"are encoded by themselves: use `bertvision similarity {self.name} --data {source}`"
-        )

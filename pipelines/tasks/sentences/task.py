@@ -26,7 +26,7 @@ from bertvision.pipelines.tasks.logits import Logits
 from bertvision.pipelines.tasks.scores import Scores
 from bertvision.pipelines.tasks.sentences.metrics import classification_metrics, regression_metrics
 from bertvision.pipelines.tasks.soundness import Example, linked
-from bertvision.pipelines.tasks.task import Task
+from bertvision.pipelines.tasks.task import Task, as_table
 from bertvision.pipelines.tasks.windows import (
     TEXTS_AT_ONCE,
     Batch,
@@ -137,6 +137,13 @@ class SentenceTask(Task):
     max_length = 128
     model_class: ClassVar[Any] = AutoModelForSequenceClassification
     linked = True
+    item: ClassVar[Any] = Sentence
+    schema: ClassVar[Mapping[str, Any]] = {
+        "id": pa.string(),
+        "text": pa.string(),
+        "pair": pa.string(),
+        "label": pa.int64(),
+    }
     positive: int | None = None
     """The class that F1 is of; None where no class is what is looked for."""
 
@@ -165,6 +172,7 @@ class SentenceTask(Task):
         Raises:
             InputError: the items differ in nothing that could be learned.
         """
+        super().check_data(items, source)
         if not items:
             raise InputError(f"{source} holds no sentence: give a file that has some")
         if missing := sum(item.label is None for item in items):
@@ -195,20 +203,7 @@ class SentenceTask(Task):
     def table(self, items: Sequence[Sentence]) -> pa.Table:
         """Sentences as the store's text side, a row each."""
         scores = any(isinstance(item.label, float) for item in items)
-        return pa.table(
-            {
-                "id": pa.array([item.id for item in items], pa.string()),
-                "text": pa.array([item.text for item in items], pa.string()),
-                "pair": pa.array([item.pair for item in items], pa.string()),
-                "label": pa.array(
-                    [item.label for item in items], pa.float64() if scores else pa.int64()
-                ),
-            }
-        )
-
-    def items_of(self, table: pa.Table) -> list[Sentence]:
-        """The inverse of `table`."""
-        return [Sentence(**row) for row in table.to_pylist()]
+        return as_table(items, {**self.schema, "label": pa.float64()} if scores else self.schema)
 
     def loss(self, output: Any, batch: Batch) -> Tensor:
         """Cross entropy, or the squared error of a score, summed over the windows."""

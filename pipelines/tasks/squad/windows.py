@@ -12,7 +12,7 @@ What the tasks on SQuAD's data share: questions over contexts, cut into windows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -226,6 +226,12 @@ class QuestionTask(Task):
         "answerable_only",
     )
     words = ("contexts", "questions")
+    schema: ClassVar[Mapping[str, Any]] = {
+        "id": pa.string(),
+        "question": pa.string(),
+        "context": pa.string(),
+        "is_impossible": pa.bool_(),
+    }
 
     def splits(self, source: str) -> tuple[str, ...]:
         """Train and dev; those of them that a folder holds, or the one that a file is named for.
@@ -278,26 +284,12 @@ class QuestionTask(Task):
         """Questions as the store's text side; row i is what ``question_index`` i names."""
         answers = [[a._asdict() for a in q.answers] for q in items]
         kind = pa.list_(pa.struct([("text", pa.string()), ("answer_start", pa.int64())]))
-        return pa.table(
-            {
-                "id": [q.id for q in items],
-                "question": [q.question for q in items],
-                "context": [q.context for q in items],
-                "answers": pa.array(answers, kind),
-                "is_impossible": [q.is_impossible for q in items],
-            }
-        )
+        return super().table(items).add_column(3, "answers", pa.array(answers, kind))
 
     def items_of(self, table: pa.Table) -> list[Question]:
         """The inverse of `table`."""
         return [
-            Question(
-                id=row["id"],
-                question=row["question"],
-                context=row["context"],
-                answers=tuple(Answer(**answer) for answer in row["answers"]),
-                is_impossible=row["is_impossible"],
-            )
+            Question(**{**row, "answers": tuple(Answer(**answer) for answer in row["answers"])})
             for row in table.to_pylist()
         ]
 
