@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -35,17 +35,9 @@ from bertvision.pipelines.tasks.tables import (
     offered_splits,
     read_items,
 )
-from bertvision.pipelines.tasks.windows import TEXTS_AT_ONCE, Int32Array, Windows, require_fast
+from bertvision.pipelines.tasks.windows import Encoded, Int32Array, Windows, encode
 
 log = logging.getLogger(__name__)
-
-
-class _Piece(NamedTuple):
-    document: int
-    ids: Int32Array  # (tokens,)
-    types: Int32Array  # (tokens,)
-    offsets: Int32Array  # (tokens, 2)
-    special: int
 
 
 def document_windows(
@@ -71,18 +63,11 @@ def document_windows(
         InputError: ``max_length`` leaves no room for a text, a document makes no token at all, or
             the tokenizer is not a fast one.
     """
-    require_fast(tokenizer)
-    special = tokenizer.num_special_tokens_to_add()
-    if max_length < special + 2:
-        raise InputError(
-            f"windows of max_length {max_length} leave no room for a text beside {special} special "
-            f"tokens: give at least {special + 2}"
-        )
-    pieces = list(_pieces(texts, tokenizer, max_length))
+    pieces = list(encode(texts, tokenizer, max_length=max_length, pieces=True))
     if how == "cut":
         pieces = _first_pieces(pieces, max_length)
     lengths = np.array([len(piece.ids) for piece in pieces], np.int32)
-    documents = np.array([piece.document for piece in pieces], np.int32)
+    documents = np.array([piece.row for piece in pieces], np.int32)
     begins = _filled(lengths, max_length) if how == "pack" else np.arange(len(pieces))
     n_tokens = np.add.reduceat(lengths, begins)
     of_tokens = np.repeat(documents, lengths)
@@ -95,7 +80,7 @@ def document_windows(
         )
     return Windows(
         input_ids=np.concatenate([piece.ids for piece in pieces]),
-        token_type_ids=np.concatenate([piece.types for piece in pieces]).astype(np.uint8),
+        token_type_ids=np.concatenate([piece.types for piece in pieces]),
         offset_mapping=np.concatenate([piece.offsets for piece in pieces]),
         n_tokens=n_tokens.astype(np.int32),
         item_index=documents[begins],
@@ -105,52 +90,20 @@ def document_windows(
     )
 
 
-def _pieces(texts: Sequence[str], tokenizer: Any, max_length: int) -> Iterator[_Piece]:
-    """Pieces of documents in one window, in order; only the last one may be shorter."""
-    has_types = "token_type_ids" in tokenizer.model_input_names
-    for start in range(0, len(texts), TEXTS_AT_ONCE):
-        encoded = tokenizer(
-            list(texts[start : start + TEXTS_AT_ONCE]),
-            padding=False,
-            truncation=True,
-            max_length=max_length,
-            stride=0,
-            return_overflowing_tokens=True,
-            split_special_tokens=True,
-            return_attention_mask=False,
-            return_token_type_ids=True,
-            return_special_tokens_mask=True,
-            return_offsets_mapping=True,
-            verbose=False,
-        )
-        for i, ids in enumerate(encoded["input_ids"]):
-            document = start + int(encoded["overflow_to_sample_mapping"][i])
-            if not ids:
-                raise InputError(
-                    f"document {document} ({texts[document][:40]!r}) makes no token, and the "
-                    "tokenizer adds no special one: leave it out of the data"
-                )
-            special = np.array(encoded["special_tokens_mask"][i], bool)
-            offsets = np.array(encoded["offset_mapping"][i], np.int32).reshape(-1, 2)
-            offsets[special] = -1
-            types = np.array(encoded["token_type_ids"][i], np.int32) * has_types
-            yield _Piece(document, np.array(ids, np.int32), types, offsets, int(special.sum()))
-
-
-def _first_pieces(pieces: Sequence[_Piece], max_length: int) -> list[_Piece]:
+def _first_pieces(pieces: Sequence[Encoded], max_length: int) -> list[Encoded]:
     """The first of each document; says how many tokens the others have."""
-    begins = np.unique([piece.document for piece in pieces], return_index=True)[1]
+    begins = np.unique([piece.row for piece in pieces], return_index=True)[1]
     first = [pieces[i] for i in begins]
     cut = set(range(len(pieces))) - set(begins.tolist())
     if cut:
         log.warning(
             "%d of %s have more than %d tokens and are cut off, %s of them; --windows split keeps "
             "them, and --max-length makes room, where the data are first named",
-            len({pieces[i].document for i in cut}),
+            len({pieces[i].row for i in cut}),
             counted(len(first), "document"),
             *(
                 max_length,
-                counted(sum(len(pieces[i].ids) - pieces[i].special for i in cut), "token"),
+                counted(sum(int((pieces[i].offsets[:, 0] >= 0).sum()) for i in cut), "token"),
             ),
         )
     return first

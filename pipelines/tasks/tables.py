@@ -552,9 +552,8 @@ def read_object(fields: Any, layouts: Layouts) -> dict[str, Any]:
     if not isinstance(fields, dict):
         names = [column.names[0] for column in layouts[0].columns.values() if not column.optional]
         raise InputError(f"is JSON, but no object with {', '.join(names)}")
-    names = [*fields]
-    layout = _layout_of(names, layouts, "", "fields")
-    return layout.read(layout.present(names), fields)
+    layout = _layout_of([*fields], layouts, "", "fields")
+    return layout.read(layout.present(fields), fields)
 
 
 def _read_line(line: str, layouts: Layouts) -> dict[str, Any]:

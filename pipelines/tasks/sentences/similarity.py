@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,22 +40,27 @@ HIGH = 5
 """Score of what means the same, in all data sets."""
 
 
-def _layout(low: int, columns: Mapping[str, str], *, header: tuple[str, ...] = ()) -> Layout:
-    """The columns of a file, between tabs.
-
-    Args:
-        low: Score of what is not alike.
-        columns: Names of the columns ``first``, ``second``, ``score`` and perhaps ``label``.
-        header: Names of the columns of files without a header line, in their order.
-    """
-    kinds = {
-        "first": Column((columns["first"],), filled=True),
-        "second": Column((columns["second"],), filled=True),
-        "score": Column((columns["score"],), "score", range=(low, HIGH)),
-    }
-    if "label" in columns:
-        kinds["label"] = Column((columns["label"],), among=ENTAILMENT)
-    return Layout(kinds, header, separator="\t", ragged=True, hint="give the files as shipped")
+_STS = Layout(
+    {
+        "first": Column(("sentence1",), filled=True),
+        "second": Column(("sentence2",), filled=True),
+        "score": Column(("score",), "score", range=(0, HIGH)),
+    },
+    separator="\t",
+    ragged=True,
+    hint="give the files as they are shipped",
+)
+_BENCHMARK = ("genre", "filename", "year", "index", "score", "sentence1", "sentence2")
+_SUBSET = replace(_STS, header=("score", "sentence1", "sentence2"))
+_SICK = replace(
+    _STS,
+    columns={
+        "first": Column(("sentence_A",), filled=True),
+        "second": Column(("sentence_B",), filled=True),
+        "score": Column(("relatedness_score",), "score", range=(1, HIGH)),
+        "label": Column(("entailment_judgment",), among=ENTAILMENT),
+    },
+)
 
 
 class SimilaritySpec(NamedTuple):
@@ -74,12 +80,6 @@ class SimilaritySpec(NamedTuple):
         return self.layouts[0].columns["score"].range[0]
 
 
-_SICK = {"first": "sentence_A", "second": "sentence_B", "score": "relatedness_score"}
-_STS = {"first": "sentence1", "second": "sentence2", "score": "score"}
-_BENCHMARK = ("genre", "filename", "year", "index", "score", "sentence1", "sentence2")
-_SUBSET = _layout(0, _STS, header=("score", "sentence1", "sentence2"))
-
-
 def _year(year: int, *subsets: str) -> SimilaritySpec:
     name = f"STS{year % 100}"
     folders = (f"STS/{name}-en-test", f"{name}-en-test", name, str(year))
@@ -89,7 +89,7 @@ def _year(year: int, *subsets: str) -> SimilaritySpec:
 SIMILARITY: dict[str, SimilaritySpec] = {
     "sick": SimilaritySpec(
         ("SICK",),
-        (_layout(1, {**_SICK, "label": "entailment_judgment"}),),
+        (_SICK,),
         {
             "train": ("SICK_train.txt",),
             "dev": ("SICK_trial.txt",),
@@ -98,7 +98,7 @@ SIMILARITY: dict[str, SimilaritySpec] = {
     ),
     "sts_benchmark": SimilaritySpec(
         ("STS/STSBenchmark", "STSBenchmark", "STS-B"),
-        (_layout(0, _STS), _layout(0, _STS, header=_BENCHMARK)),
+        (_STS, replace(_STS, header=_BENCHMARK)),
         {
             "train": ("sts-train.csv", "train.tsv"),
             "dev": ("sts-dev.csv", "dev.tsv"),
