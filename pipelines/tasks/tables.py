@@ -209,16 +209,15 @@ class Table(NamedTuple):
     """Name that messages begin with."""
     rows: Iterator[Row]
     files: Mapping[str, str] = {}
-    """The digest of the bytes of each file, by its name."""
-    digest: str | None = None
-    """Digest of the values that are read of a data set of the hub, where one was asked for."""
+    """The digest of the bytes of each file, by its name; of a data set of the hub that of the
+    values that are read, where one was asked for."""
     aligned: Mapping[str, Path] = {}
     """The file that each column stands in, where there are several."""
 
     @property
     def sha256(self) -> str | None:
-        """Digest of the bytes of the only file, or ``digest``."""
-        return next(iter(self.files.values()), self.digest)
+        """Digest of the first file."""
+        return next(iter(self.files.values()), None)
 
     def at(self, column: str, number: int) -> str:
         """File and line where a column of a row stands, for a message."""
@@ -320,7 +319,7 @@ def hub_table(
         Row(i, partial(layout.read, present, _with_class(fields, name, names)), "row")
         for i, fields in enumerate(chosen)
     )
-    return Table(where, rows, digest=sha256.hexdigest() if digest else None)
+    return Table(where, rows, {split: sha256.hexdigest()} if digest else {})
 
 
 def parse_json(content: str, source: Path | None = None) -> Any:
@@ -661,11 +660,11 @@ def aligned_table(folder: Path, files: Mapping[str, Mapping[str, Column]]) -> Ta
         columns[file] = of_file
     read = {file: read_text(file) for file in columns}
     lines = {file: all_lines(content) for file, (content, _) in read.items()}
-    first_file, count = next((file, len(of_file)) for file, of_file in lines.items())
-    for file, of_file in lines.items():
-        if len(of_file) != count:
+    first_file, count = next((file, len(own)) for file, own in lines.items())
+    for file, own in lines.items():
+        if len(own) != count:
             raise InputError(
-                f"{file}: has {len(of_file):,} lines, but {first_file} has {count:,}: line n of "
+                f"{file}: has {len(own):,} lines, but {first_file} has {count:,}: line n of "
                 "each must be of the same pair"
             )
 

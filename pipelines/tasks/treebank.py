@@ -31,7 +31,7 @@ from bertvision.errors import InputError, counted
 from bertvision.pipelines.tasks.data import Sentence, TaskConfig, TaskData
 from bertvision.pipelines.tasks.features import FeaturesTask
 from bertvision.pipelines.tasks.sentences.task import sentence_windows
-from bertvision.pipelines.tasks.source import Line, read_text
+from bertvision.pipelines.tasks.source import Line, only_file, read_text
 from bertvision.pipelines.tasks.tables import Collector
 from bertvision.pipelines.tasks.windows import Windows
 
@@ -261,7 +261,6 @@ log = logging.getLogger(__name__)
 TREEBANK = "treebank"
 """Name of the task, and of its data set in a workspace."""
 SPLITS = ("train", "dev", "test")
-_ENDS = (".conllu", ".conllu.gz")
 
 
 class TreebankTask(FeaturesTask):
@@ -290,8 +289,9 @@ class TreebankTask(FeaturesTask):
         """
         path = Path(source)
         if path.is_file():
-            return (_split_of(path) or "all",)
-        splits = tuple(split for split in SPLITS if _files(path, split))
+            last = re.split("[-_.]", path.name.removesuffix(".gz").removesuffix(".conllu"))[-1]
+            return (last if last in SPLITS else "all",)
+        splits = tuple(split for split in SPLITS if only_file(path, _patterns(split), split))
         if not splits:
             self._find(source, SPLITS[0])  # says what lacks
         return splits
@@ -341,27 +341,14 @@ class TreebankTask(FeaturesTask):
             raise InputError(
                 f"{source}: there is no such file or folder, which {self.name} is to be read of"
             )
-        files = _files(path, split)
-        if len(files) > 1:
-            names = ", ".join(file.name for file in files)
-            raise InputError(f"{source}: holds several files of {split} ({names}): keep one")
-        if not files:
+        if (file := only_file(path, _patterns(split), split)) is None:
             raise InputError(
                 f"{source}: holds no {split}.conllu, nor a file like en_ewt-ud-{split}.conllu (or "
                 f"the same with .gz), to read {self.name} from"
             )
-        return files[0]
+        return file
 
 
-def _split_of(path: Path) -> str | None:
-    """The split that a file is of: ``train.conllu`` or ``…-train.conllu``; None of others."""
-    for end in _ENDS:
-        if path.name.endswith(end):
-            last = path.name.removesuffix(end).replace("_", "-").split("-")[-1]
-            return last if last in SPLITS else None
-    return None
-
-
-def _files(folder: Path, split: str) -> list[Path]:
-    inside = folder.iterdir() if folder.is_dir() else ()
-    return sorted(path for path in inside if _split_of(path) == split and path.is_file())
+def _patterns(split: str) -> list[str]:
+    """Names of the file of a split: ``train.conllu`` or ``…-train.conllu``."""
+    return [f"{split}.conllu", f"*[-_]{split}.conllu"]

@@ -23,7 +23,7 @@ import pyarrow as pa
 from bertvision.errors import InputError
 from bertvision.pipelines.tasks.data import TaskConfig, TaskData
 from bertvision.pipelines.tasks.soundness import Example
-from bertvision.pipelines.tasks.source import named_split, on_hub
+from bertvision.pipelines.tasks.source import named_split, on_hub, only_file
 from bertvision.pipelines.tasks.squad.read import FORMS, Answer, Question, load_squad
 from bertvision.pipelines.tasks.task import Labels, Task
 from bertvision.pipelines.tasks.windows import TEXTS_AT_ONCE, Template, Windows, require_fast
@@ -306,15 +306,7 @@ def _file(folder: Path, split: str) -> Path | None:
     """The file of a split in a folder; None without one, and in a folder of Parquet files."""
     if not folder.is_dir() or on_hub(str(folder)):
         return None
-    ends = [f"{form}{end}" for form in FORMS for end in ("", ".gz")]
-    files = sorted(p for end in ends for p in folder.glob(f"{split}*{end}"))
-    later = [path for path in files if "-v1.1" not in path.name]
-    if len(files) < 2 or len(later) == 1:
-        return next(iter(later or files), None)
-    raise InputError(
-        f"{folder}: holds {' and '.join(path.name for path in files)}, each of which may be "
-        f"{split}: give the files with --train and --dev, or leave one in the folder"
-    )
+    return only_file(folder, [f"{split}*{form}" for form in FORMS], split, older="-v1.1")
 
 
 def window_labels(windows: Windows) -> npt.NDArray[np.int8]:
