@@ -88,7 +88,7 @@ class Column(NamedTuple):
 
     def _text(self, value: Any, name: str) -> str:
         if not isinstance(value, str):
-            raise InputError(f"{name} must be a string: {str(value)[:80]!r}")
+            raise InputError(f"{name} must be a string: {value!r:.80}")
         if self.filled and not value.strip():
             raise InputError(f"the {name} is empty")
         if self.among and value.strip() not in self.among:
@@ -182,7 +182,7 @@ class Row(NamedTuple):
     """A row of a source."""
 
     number: int
-    """Of lines from 1, of rows from 0."""
+    """Number of a line, from 1, or of a row, from 0."""
     parse: Callable[[], dict[str, Any]]
     """Reads the fields, or raises `InputError`."""
     unit: str = "line"
@@ -529,17 +529,15 @@ def _layout_of(names: Sequence[str], layouts: Layouts, where: str, what: str = "
     Raises:
         InputError: there is none, or one of its columns is there twice.
     """
-    for layout in layouts:
-        if not layout.missing(names):
-            twice = [x for x in layout.present(names).values() if list(names).count(x) > 1]
-            if twice:
-                raise InputError(
-                    f"{where}has the {what} {list(names)}, {twice[0]!r} more than once: leave one"
-                )
-            return layout
-    nearest = max(layouts, key=lambda layout: len(layout.present(names)))
-    hint = nearest.hint and f": {nearest.hint}"
-    raise InputError(f"{where}has the {what} {list(names)}, but not {nearest.missing(names)}{hint}")
+    fitting = (layout for layout in layouts if not layout.missing(names))
+    layout = next(fitting, None) or max(layouts, key=lambda one: len(one.present(names)))
+    twice = [x for x in layout.present(names).values() if list(names).count(x) > 1]
+    wrong = [f"but not {missing}"] if (missing := layout.missing(names)) else []
+    wrong += [f"{name!r} more than once" for name in twice]
+    if wrong:
+        hint = layout.hint and f": {layout.hint}"
+        raise InputError(f"{where}has the {what} {list(names)}, {wrong[0]}{hint}")
+    return layout
 
 
 def read_object(fields: Any, layouts: Layouts) -> dict[str, Any]:
