@@ -18,7 +18,6 @@ import torch
 from transformers import PreTrainedConfig
 
 from bertvision.errors import BertvisionError
-from bertvision.featurestore.creation import SplitContents, SplitSpec
 from bertvision.featurestore.format.ledger import Ledger
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.storage.opening import open_storage
@@ -36,28 +35,22 @@ from bertvision.pipelines.encoders.loading import (
     load_tokenizer,
     read_config,
 )
-from bertvision.pipelines.encoders.sites.taps import check_same_sites, snapshot_sites
+from bertvision.pipelines.encoders.sites.taps import check_same_sites
 from bertvision.pipelines.encoders.weights import weight_names
-from bertvision.pipelines.extraction.contents import (
-    order_seed,
-    provenance,
-    shard_capacity,
-    split_contents,
-)
-from bertvision.pipelines.extraction.extract import wanted_splits
+from bertvision.pipelines.extraction.contents import asked_split, provenance
+from bertvision.pipelines.extraction.extract import asked_jobs, wanted_splits
 from bertvision.pipelines.extraction.job import ExtractionJob, check_lengths
-from bertvision.pipelines.extraction.layers import kept_layers
+from bertvision.pipelines.extraction.layers import layers_of_tokens
 from bertvision.pipelines.extraction.stored_tokens import plan_jobs
 from bertvision.pipelines.poolings import TokenPooling
-from bertvision.pipelines.precision import device, resolve_precision
+from bertvision.pipelines.precision import device
 from bertvision.pipelines.reading import StoredName
 from bertvision.pipelines.records import Record, read_record
-from bertvision.pipelines.results.sweep import asked_runs, combinations
+from bertvision.pipelines.results.sweep import asked_runs, combinations, unscored
 from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.tasks.task import Task, load_task
 from bertvision.pipelines.tasks.windows import Windows
-from bertvision.pipelines.training.evaluate import is_evaluated
 from bertvision.pipelines.training.module import build_heads
 from bertvision.pipelines.training.plan import TrainingPass
 from bertvision.pipelines.training.train import plan_passes
@@ -233,32 +226,29 @@ def plan_extraction(
         ProvenanceError: a split was begun from something else, as the job would say too.
     """
     store = workspace.at(options.store)
-    splits, tokens = wanted_splits(data, options)
-    precision = resolve_precision(options.precision)
-    options = replace(options, dataset=data.name, tokens=tokens, precision=precision)
+    wanted_splits(data, options)  # what it refuses is refused before an encoder is looked for
     storage = open_storage(store.activations)
     cut: dict[tuple[str, str], Windows] = {}
     rows: list[PlannedSplit] = []
     for tag in map(SnapshotTag, tags):
         encoder = _Unloaded.of(workspace, tag)
+        jobs = asked_jobs(workspace, data, tag, encoder.folder, options)
+        tokens = jobs[0].options.tokens or ()
         check_poolings([pooling for pooling in tokens if pooling != "all"], encoder.tokenizer)
-        own = options
-        if options.sites is not None:
-            own = replace(options, sites=snapshot_sites(encoder.folder, options.sites))
-        jobs = [ExtractionJob(workspace.root, tag, split, own) for split in splits]
         # of a data set that was not added yet nothing is stored
         known = data.name is None or is_added(workspace.root, data.name)
         parts = plan_jobs(store, jobs, lossy=True, mend=False) if encoder.made and known else jobs
         for job in jobs:
             key = job.split, tokenizer_digest(encoder.tokenizer)
             if key not in cut:
-                cut[key] = data.task.windows(data.items(job.split), encoder.tokenizer, data.config)
+                cut[key] = data.windows(job.split, encoder.tokenizer)
                 check_lengths(encoder.size.max_length, cut[key])
             for pooling in tokens:
-                own_part = (p for p in parts if p.split == job.split)
-                part = next((p for p in own_part if pooling in (p.options.tokens or ())), None)
-                split = _Split(workspace, data, encoder, part, job, pooling)
-                rows.append(split.planned(storage, cut[key]))
+                own = (p for p in parts if p.split == job.split)
+                part = next((p for p in own if pooling in (p.options.tokens or ())), None)
+                rows.append(
+                    _planned(workspace, data, encoder, part, job, pooling, storage, cut[key])
+                )
     return ExtractionPlan(rows, str(storage), free_bytes(storage))
 
 
@@ -317,83 +307,72 @@ def _task_has_pooler(task: Task, config: PreTrainedConfig, settings: TaskConfig)
     return getattr(model.base_model, "pooler", None) is not None
 
 
-@dataclass(frozen=True)
-class _Split:
-    """One stored split of an extraction."""
+def _planned(
+    workspace: Workspace,
+    data: Dataset,
+    encoder: _Unloaded,
+    part: ExtractionJob | None,
+    asked: ExtractionJob,
+    tokens: TokenPooling,
+    storage: Storage,
+    windows: Windows,
+) -> PlannedSplit:
+    """Plan of a stored split: its state, and the bytes to write.
 
-    workspace: Workspace
-    data: Dataset
-    encoder: _Unloaded
-    job: ExtractionJob | None
-    """With its source; None where what is stored stays as it is."""
-    asked: ExtractionJob
-    kept: TokenPooling
+    Args:
+        workspace: with the data.
+        data: Data that are extracted.
+        encoder: Encoder of the snapshot.
+        part: Job with its source; None where what is stored stays as it is.
+        asked: Job without it.
+        tokens: Tokens that are kept.
+        storage: Storage of the store.
+        windows: Windows of the split.
 
-    def planned(self, storage: Storage, windows: Windows) -> PlannedSplit:
-        """Plan of a split: its state, and the bytes to write."""
-        job, options = self.job or self.asked, self.asked.options
-        sites = options.sites or ()
-        name = StoredName(job.split, self.kept, self.data.name, bool(sites)).name
-        contents = split_contents(
-            *(self.data.task, windows, self.data.items(job.split), self.kept),
-            seed=order_seed(self.workspace, job.split),
-            shard_tokens=options.shard_tokens
-            or shard_capacity(storage, job.tag, name, int(windows.n_tokens.max())),
-        )
-        layers = kept_layers(
-            options.layers, self.encoder.size.layers, pooler=self.encoder.pooler, tokens=self.kept
-        )
-        spec = SplitSpec(
-            tag=job.tag,
-            split=name,
-            encoding=options.encoding,
-            layers=tuple(range(len(sites))) if sites else layers,
-            hidden_size=self.encoder.size.hidden_size,
-            provenance={},
-            compression=options.compression,
-        )
-        plan, total = contents.plan, expected_bytes(contents.plan, spec)
-        missing, exists = plan.n_shards, Ledger(storage, spec.tag, spec.split).exists
-        if exists:
-            missing = self._missing(StoredSplit(storage, spec.tag, spec.split), spec, contents)
-        source = None if job.pooled_from is None else f"{job.tag}/{job.pooled_from.name}"
-        rate = extraction_rate(
-            self.workspace, name, precision=str(options.precision), pooled_from=source
-        )
-        state: State = "new" if not exists else "begun" if missing else "there"
-        seconds = rate and rate.seconds * len(plan) * missing / plan.n_shards
-        return PlannedSplit(
-            tag=spec.tag,
-            split=name,
-            state=state,
-            windows=len(plan),
-            tokens=int(plan.n_tokens.sum()),
-            shards=plan.n_shards,
-            shards_to_write=missing,
-            bytes=total,
-            bytes_to_write=total * missing // plan.n_shards,
-            encoding=spec.encoding,
-            layers=spec.layers,
-            makes_snapshot=not self.encoder.made,
-            pooled_from=source,
-            seconds=seconds if missing else 0.0,
-            measured=rate.measured if rate and missing else None,
-        )
-
-    def _missing(self, stored: StoredSplit, spec: SplitSpec, contents: SplitContents) -> int:
-        """How many shards of a split that was begun are missing.
-
-        Raises:
-            ProvenanceError: it was begun from something else.
-        """
-        if self.job is not None and self.encoder.made:
-            if self.job.options.sites is not None:
-                check_same_sites(stored, self.job.options.sites)
+    Raises:
+        ProvenanceError: it was begun from something else.
+    """
+    job = part or asked
+    layers = layers_of_tokens(asked.options, encoder.size.layers, pooler=encoder.pooler)[tokens]
+    spec, contents = asked_split(
+        *(workspace, data, asked, tokens, windows, storage),
+        layers=layers,
+        hidden_size=encoder.size.hidden_size,
+        made_from={},
+    )
+    plan, total = contents.plan, expected_bytes(contents.plan, spec)
+    missing, exists = plan.n_shards, Ledger(storage, spec.tag, spec.split).exists
+    if exists:
+        stored = StoredSplit(storage, spec.tag, spec.split)
+        if part is not None and encoder.made:
+            if part.options.sites is not None:
+                check_same_sites(stored, part.options.sites)
             attention = str(stored.record.provenance.get("attn_implementation"))
-            info = read_snapshot_info(self.encoder.folder)
-            made_from = provenance(self.workspace, self.data, info, self.job, self.kept, attention)
+            info = read_snapshot_info(encoder.folder)
+            made_from = provenance(workspace, data, info, part, tokens, attention)
             check_split(stored.ledger, replace(spec, provenance=made_from), contents)
-        return stored.record.shards - len(stored.committed_shards())
+        missing = stored.record.shards - len(stored.committed_shards())
+    source = None if job.pooled_from is None else f"{job.tag}/{job.pooled_from.name}"
+    precision = str(asked.options.precision)
+    rate = extraction_rate(workspace, spec.split, precision=precision, pooled_from=source)
+    seconds = rate and rate.seconds * len(plan) * missing / plan.n_shards
+    return PlannedSplit(
+        tag=spec.tag,
+        split=spec.split,
+        state="new" if not exists else "begun" if missing else "there",
+        windows=len(plan),
+        tokens=int(plan.n_tokens.sum()),
+        shards=plan.n_shards,
+        shards_to_write=missing,
+        bytes=total,
+        bytes_to_write=total * missing // plan.n_shards,
+        encoding=spec.encoding,
+        layers=spec.layers,
+        makes_snapshot=not encoder.made,
+        pooled_from=source,
+        seconds=seconds if missing else 0.0,
+        measured=rate.measured if rate and missing else None,
+    )
 
 
 class PlannedRun(NamedTuple):
@@ -492,17 +471,10 @@ def plan_sweep(
             planned = plan_training(workspace, group, source, options)
             planned_runs += planned.runs
             passes += planned.passes
-            for run, row in zip(group, planned.runs, strict=True):
-                evaluations += sum(
-                    row.state != "there"
-                    or not is_evaluated(
-                        *(workspace, source, run.name),
-                        tag=target,
-                        split=split,
-                        precision=options.precision,
-                    )
-                    for target in targets[kind]
-                )
+        evaluations += sum(
+            len(unscored(workspace, group, sources[kind], tag, split, options.precision))
+            for tag in targets[kind]
+        )
     return TrainingPlan(planned_runs, passes, evaluations)
 
 

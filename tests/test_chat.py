@@ -283,10 +283,10 @@ def test_a_template_that_does_not_say_whose_tokens_they_are_is_refused(
     ("row", "message"),
     [
         ({"messages": []}, r"messages must be a list of objects: '\[\]'"),
-        ({"messages": ["x"]}, "message 0 must be an object: 'x'"),
+        ({"messages": ["x"]}, "message 0: is JSON, but no object with role, content"),
         ({"messages": [{"role": "user"}]}, r"message 0: has the fields \['role'\], .*'content'"),
         ({"messages": TURNS[:1]}, "has no message of the role 'assistant'"),
-        ({"prompt": "x"}, r"has the fields \['prompt'\], but not 'completion'"),
+        ({"prompt": "x"}, r"has the fields \['prompt'\], but not \['completion'\]"),
         ({"prompt": "x", "completion": ""}, "the completion is empty"),
     ],
 )

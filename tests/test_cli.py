@@ -265,11 +265,11 @@ def test_malformed_data_are_refused_or_skipped_and_counted(
     args += ["--save-at", 0, "--precision", "32", "-w", tmp_path / "new"]
     refused = run(*args)
     assert refused.exit_code == 2
-    assert "data[0].paragraphs[1].qas[0].answers[0].answer_start" in refused.stderr
+    assert "data[0].paragraphs[1].qas[0]: answers[0].answer_start" in refused.stderr
     assert not (tmp_path / "new").exists()
     skipped = run(*args, "--skip-bad", "--json")
     assert skipped.exit_code == 0
-    assert f"skipped 1 malformed parts of train, the first: {bad}: data[0]" in skipped.stderr
+    assert f"skipped 1 malformed parts of train, the first: {bad}, data[0]" in skipped.stderr
     assert sum(json.loads(skipped.stdout)["items"].values()) == 23 + 24
 
 

@@ -86,8 +86,8 @@ def test_a_data_set_is_read_through_datasets_with_its_splits(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ('{"body": "x"}', r"line 2: has the fields \['body'\], but not 'text': .*--text"),
-        ('{"text": 3}', "line 2: text must be a string: '3'"),
+        ('{"body": "x"}', r"line 2: has the fields \['body'\], but not \['text'\]: .*--text"),
+        ('{"text": 3}', "line 2: text must be a string: 3"),
         ("[1]", "line 2: is JSON, but no object"),
         ("{", "line 2: is not JSON"),
         ('{"text": "x", "id": "line 1"}', "line 2: the id 'line 1' is already that of line 1"),

@@ -115,6 +115,16 @@ def test_of_a_split_that_was_begun_only_the_rest_is_planned(space: Path) -> None
     assert rest.bytes_to_write == whole.bytes // whole.shards
 
 
+def test_a_pooled_split_is_planned_with_the_shards_it_was_begun_with(space: Path) -> None:
+    options = {"split": "dev", "pool": "cls", "precision": "32", "workspace": space}
+    small = bertvision.ExtractOptions(shard_tokens=7)
+    bertvision.extract("1e", **options, encoding="float32", options=small)
+    (row,) = bertvision.dry_run(bertvision.extract, "1e", **options, encoding="float32").rows
+    assert (row.state, row.shards_to_write, row.shards) == ("there", 0, 4)
+    (made,) = bertvision.extract("1e", **options, encoding="float32")
+    assert made.shards_written == 0
+
+
 def test_a_dry_run_refuses_what_the_job_refuses(space: Path) -> None:
     with pytest.raises(ProvenanceError, match="encoding"):
         bertvision.dry_run(

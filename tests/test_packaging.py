@@ -175,10 +175,10 @@ PUBLIC = """
     __version__
     quickstart status score report finetune logits repeat spread extract
     import_states export_states generate generated_texts audit shuffle_tokens
-    train evaluate heads sweep dry_run doctor
+    train evaluate heads predict sweep dry_run doctor
     ensemble compare latency quantise push pull error_analysis results predictions table
     probe rank similarity
-    Row Rows ensure_features load_head Head
+    Row Rows ensure_features load_head Head Predictor
     Workspace PooledSplit ActivationStore ActivationWriter ActivationSplit ActivationBatch
     ActivationLoader TokenStream TokenBatch
     Sampler SequentialSampler ShuffleSampler ShardPlan

@@ -98,7 +98,7 @@ def test_a_line_is_read_with_its_spans(tmp_path: Path) -> None:
         ({"first": [True, 3]}, r"first is \[True, 3\]"),
         ({"first": [2, 3]}, r"first is \[2, 3\]"),
         ({"text": " he"}, "the text ' he' must be without spaces around it"),
-        ({"label": 1}, "label must be a string: '1'"),
+        ({"label": 1}, "label must be a string: 1"),
         ({"id": [1]}, r"the id \[1\] must be a string or a number"),
     ],
 )

@@ -184,7 +184,7 @@ SHARES = {
 
 
 def test_every_probing_task_is_among_the_shares() -> None:
-    from bertvision.pipelines.tasks.sentences.labelled import PROBING
+    from bertvision.pipelines.tasks.registry import PROBING
 
     assert set(PROBING) <= set(SHARES)
 

@@ -30,7 +30,7 @@ from bertvision.pipelines.report.probing import (
     shown_lines,
 )
 from bertvision.pipelines.report.section import DIFFERENT
-from bertvision.pipelines.tasks.sentences.labelled import PROBING
+from bertvision.pipelines.tasks.registry import PROBING
 from bertvision.pipelines.tasks.soundness import SplitSoundness
 from bertvision.pipelines.text import signed
 from bertvision.pipelines.uncertainty import share

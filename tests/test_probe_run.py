@@ -415,7 +415,7 @@ def test_from_sentences_to_a_table_on_the_command_line(tiny_bert: Path, tmp_path
     ("arguments", "message"),
     [
         (["csv", "--data", "none.csv"], "none.csv"),
-        (["csv", "--data", "mr.csv", "--label", "stars"], "'stars' not among them"),
+        (["csv", "--data", "mr.csv", "--label", "stars"], "but not ['stars']"),
         (["cola", "--data", "mr.csv"], "by its name this file holds mr"),
         (["mr"], "--data"),
         (["features", "--data", "mr.csv"], "'features' is no task"),

@@ -17,8 +17,8 @@ from bertvision.models.outputs import ClassOutput
 from bertvision.pipelines.encoders.loading import load_model
 from bertvision.pipelines.tasks.data import Sentence, TaskConfig, TaskData
 from bertvision.pipelines.tasks.logits import Logits, WindowIndex
-from bertvision.pipelines.tasks.registry import TASKS
-from bertvision.pipelines.tasks.sentences.labelled import DOWNSTREAM, PROBING
+from bertvision.pipelines.tasks.registry import PROBING, TASKS
+from bertvision.pipelines.tasks.sentences.labelled import DOWNSTREAM
 from bertvision.pipelines.tasks.sentences.task import SentenceTask
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.tasks.windows import collate

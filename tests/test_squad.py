@@ -198,106 +198,114 @@ BAD_PARTS: dict[str, tuple[Callable[[dict[str, Any]], None], str, list[str]]] = 
     # name: (edit, JSON path and reason, ids left when skipping)
     "article no object": (
         _edit("data", 0, to=7),
-        "data[0]: expected an object, found an integer",
+        "data[0]: the article: expected an object, found an integer",
         ["q4"],
     ),
     "no paragraphs key": (
         _without("data", 0, "paragraphs"),
-        "data[0].paragraphs: is missing",
+        "data[0]: paragraphs: is missing",
         ["q4"],
     ),
     "no paragraphs": (
         _edit("data", 0, "paragraphs", to=[]),
-        "data[0].paragraphs: holds no paragraphs",
+        "data[0]: paragraphs: holds no paragraphs",
         ["q4"],
     ),
-    "no context": (_without(*P, "context"), "data[0].paragraphs[0].context: is miss", ["q3", "q4"]),
+    "no context": (
+        _without(*P, "context"),
+        "data[0].paragraphs[0]: context: is miss",
+        ["q3", "q4"],
+    ),
     "context of wrong type": (
         _edit(*P, "context", to=None),
-        "data[0].paragraphs[0].context: expected a string, found null",
+        "data[0].paragraphs[0]: context: expected a string, found null",
         ["q3", "q4"],
     ),
     "context of a million characters": (
         _edit(*P, "context", to="Anna " * 200_000),
-        "data[0].paragraphs[0].context: has 1,000,000 characters, but at most 500,000",
+        "data[0].paragraphs[0]: context: has 1,000,000 characters, but at most 500,000",
         ["q3", "q4"],
     ),
     "surrogate in context": (
         _edit(*P, "context", to="Anna \ud800"),
-        r"data[0].paragraphs[0].context: has the lone surrogate '\ud800' at character 5",
+        r"data[0].paragraphs[0]: context: has the lone surrogate '\ud800' at character 5",
         ["q3", "q4"],
     ),
-    "no qas": (_without(*P, "qas"), "data[0].paragraphs[0].qas: is missing", ["q3", "q4"]),
-    "question no object": (_edit(*Q, to="Who?"), f"{AT}: expected an object, found", []),
-    "no id": (_without(*Q, "id"), f"{AT}.id: is missing", []),
-    "id of wrong type": (_edit(*Q, "id", to=1.5), f"{AT}.id: expected a string, found 1.5", []),
-    "empty id": (_edit(*Q, "id", to=""), f"{AT}.id: is empty", []),
-    "surrogate in id": (_edit(*Q, "id", to="q\udfff"), f"{AT}.id: has the lone surrogate", []),
-    "no question": (_without(*Q, "question"), f"{AT}.question: is missing", []),
+    "no qas": (_without(*P, "qas"), "data[0].paragraphs[0]: qas: is missing", ["q3", "q4"]),
+    "question no object": (
+        _edit(*Q, to="Who?"),
+        f"{AT}: the question: expected an object, found",
+        [],
+    ),
+    "no id": (_without(*Q, "id"), f"{AT}: id: is missing", []),
+    "id of wrong type": (_edit(*Q, "id", to=1.5), f"{AT}: id: expected a string, found 1.5", []),
+    "empty id": (_edit(*Q, "id", to=""), f"{AT}: id: is empty", []),
+    "surrogate in id": (_edit(*Q, "id", to="q\udfff"), f"{AT}: id: has the lone surrogate", []),
+    "no question": (_without(*Q, "question"), f"{AT}: question: is missing", []),
     "surrogate in question": (
         _edit(*Q, "question", to="\ud800"),
-        f"{AT}.question: has the lone surrogate",
+        f"{AT}: question: has the lone surrogate",
         [],
     ),
     "endless question": (
         _edit(*Q, "question", to="?" * (MAX_CHARACTERS + 1)),
-        f"{AT}.question: has 500,001 characters",
+        f"{AT}: question: has 500,001 characters",
         [],
     ),
-    "no answers key": (_without(*Q, "answers"), f"{AT}.answers: is missing", []),
-    "answers of wrong type": (_edit(*Q, "answers", to={}), f"{AT}.answers: expected a list", []),
-    "answer no object": (_edit(*A, to="Anna"), f"{AT}.answers[0]: expected an object", []),
-    "no answer text": (_without(*A, "text"), f"{AT}.answers[0].text: is missing", []),
-    "empty answer": (_edit(*A, "text", to=""), f"{AT}.answers[0].text: is empty", []),
+    "no answers key": (_without(*Q, "answers"), f"{AT}: answers: is missing", []),
+    "answers of wrong type": (_edit(*Q, "answers", to={}), f"{AT}: answers: expected a list", []),
+    "answer no object": (_edit(*A, to="Anna"), f"{AT}: answers[0]: expected an object", []),
+    "no answer text": (_without(*A, "text"), f"{AT}: answers[0].text: is missing", []),
+    "empty answer": (_edit(*A, "text", to=""), f"{AT}: answers[0].text: is empty", []),
     "no answer_start": (
         _without(*A, "answer_start"),
-        f"{AT}.answers[0].answer_start: is missing",
+        f"{AT}: answers[0].answer_start: is missing",
         [],
     ),
     "answer_start true": (
         _edit(*A, "answer_start", to=True),
-        f"{AT}.answers[0].answer_start: expected an integer, found a boolean",
+        f"{AT}: answers[0].answer_start: expected an integer, found a boolean",
         [],
     ),
     "answer_start a float": (
         _edit(*A, "answer_start", to=0.5),
-        f"{AT}.answers[0].answer_start: expected an integer, found 0.5",
+        f"{AT}: answers[0].answer_start: expected an integer, found 0.5",
         [],
     ),
     "offset one off": (
         _edit(*A, "answer_start", to=1),
-        f"{AT}.answers[0].answer_start: 1 does not match: the context has 'nna ' there, not the "
+        f"{AT}: answers[0].answer_start: 1 does not match: the context has 'nna ' there, not the "
         "answer 'Anna'",
         [],
     ),
     "negative offset": (
         _edit(*A, "answer_start", to=-1),
-        f"{AT}.answers[0].answer_start: -1 does not match",
+        f"{AT}: answers[0].answer_start: -1 does not match",
         [],
     ),
     "offset beyond the end": (
         _edit(*A, "answer_start", to=10**30),
-        f"{AT}.answers[0].answer_start: {10**30} does not match",
+        f"{AT}: answers[0].answer_start: {10**30} does not match",
         [],
     ),
     "second answer wrong": (
         _edit(*Q, "answers", 1, "text", to="Boris"),
-        f"{AT}.answers[1].answer_start: 0 does not match",
+        f"{AT}: answers[1].answer_start: 0 does not match",
         [],
     ),
     "is_impossible of wrong type": (
         _edit(*Q, "is_impossible", to="no"),
-        f"{AT}.is_impossible: expected a boolean, found a string",
+        f"{AT}: is_impossible: expected a boolean, found a string",
         [],
     ),
     "impossible with answers": (
         _edit(*Q, "is_impossible", to=True),
-        f"{AT}.answers: holds 2, but is_impossible is true",
+        f"{AT}: answers: holds 2, but is_impossible is true",
         [],
     ),
     "answerable without answers": (
         lambda d: _edit(*Q, to={**d["data"][0]["paragraphs"][0]["qas"][0], **UNANSWERED})(d),
-        f"{AT}.answers: is empty, but is_impossible is false",
+        f"{AT}: answers: is empty, but is_impossible is false",
         [],
     ),
 }
@@ -312,10 +320,11 @@ def test_a_bad_part_is_named_and_can_be_skipped(
     path = write(tmp_path, value)
     with pytest.raises(InputError) as caught:
         read_squad(path)
-    assert str(caught.value).startswith(f"{path}: {message}")
+    assert str(caught.value).startswith(f"{path}, {message}")
 
     data = read_squad(path, skip_bad=True)
-    assert data.skipped == [str(caught.value)]
+    assert [f"{data.skipped[0]}. --skip-bad leaves such questions out"] == [str(caught.value)]
+    assert len(data.skipped) == 1
     assert [q.id for q in data.questions] == (left or ["q2", "q3", "q4"])
 
 
@@ -324,7 +333,7 @@ def test_a_duplicate_id_names_both_places(tmp_path: Path) -> None:
     value["data"][1]["paragraphs"][0]["qas"][0]["id"] = "q2"
     path = write(tmp_path, value)
     message = (
-        r"data\[1\].paragraphs\[0\].qas\[0\].id: 'q2' is already the id of "
+        r"data\[1\].paragraphs\[0\].qas\[0\]: the id 'q2' is already that of "
         r"data\[0\].paragraphs\[0\].qas\[1\]"
     )
     with pytest.raises(InputError, match=message):
@@ -397,16 +406,16 @@ def test_hub_rows_are_validated_like_a_file(hub_folder: Callable[..., str]) -> N
     rows = hub_rows()
     rows[0]["answers"]["answer_start"] = [4]
     source = hub_folder(rows)
-    with pytest.raises(InputError, match=r"\[0\].answers\[0\].answer_start: 4 does not match"):
+    with pytest.raises(InputError, match=r"row 0: answers\[0\].answer_start: 4 does not match"):
         load_squad(source, "validation")
     data = load_squad(source, "validation", skip_bad=True)
     assert [q.id for q in data.questions] == ["q2"]
-    assert data.skipped[0].startswith(f"{source} (validation): [0].answers[0]")
+    assert data.skipped[0].startswith(f"{source} (validation), row 0: answers[0]")
 
 
 def test_a_data_set_without_the_columns_is_refused(hub_folder: Callable[..., str]) -> None:
     rows = [{"id": "q1", "question": "Who?"}]
-    with pytest.raises(InputError, match=r"not \['answers', 'context'\]"):
+    with pytest.raises(InputError, match=r"not \['context', 'answers'\]"):
         load_squad(hub_folder(rows), "validation")
 
 
@@ -485,29 +494,33 @@ def test_a_folder_of_rows_is_read_by_its_splits(tmp_path: Path) -> None:
         (
             "a.csv",
             "id,context,question,answers\n1,Anna,Who?,\"{'text': []}\"\n",
-            r"line 2.answers: .* is no JSON .*: write answers as",
+            r"line 2: answers: .* is no JSON .*: write answers as",
         ),
         (
             "a.jsonl",
             '{"id": 1, "context": "Anna", "question": "?", "answers": "", "is_impossible": true}\n'
             '{"id": 1, "context": "Anna", "question": "?", "answers": null}\n',
-            "line 2.id: '1' is already the id of line 1",
+            "line 2: the id '1' is already that of line 1",
         ),
-        ("a.jsonl", '{"id": 1}\n[]\n', "line 1.answers: is missing"),
+        (
+            "a.jsonl",
+            '{"id": 1}\n[]\n',
+            r"line 1: has the fields \['id'\], but not \['question', 'context', 'answers'\]",
+        ),
         ("a.jsonl", "{", "line 1: is not JSON"),
-        ("a.parquet", "no", "is no whole Parquet file"),
+        ("a.parquet", "no", "is no Parquet file that can be read"),
         (
             "a.json",
             '[{"id": 1, "context": "Anna", "question": "?", "is_impossible": true, "answers": '
             '[{"text": "Anna", "answer_start": 0}]}]',
-            r"\[0\].answers: holds 1, but is_impossible is true",
+            r"row 0: answers: holds 1, but is_impossible is true",
         ),
     ],
 )
 def test_rows_that_are_wrong_are_named(name: str, text: str, said: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_text(text)
-    with pytest.raises(InputError, match=f"{name}: {said}"):
+    with pytest.raises(InputError, match=f"{name}[:,] {said}"):
         load_squad(str(path), "train")
 
 

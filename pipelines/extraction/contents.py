@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bertvision.errors import BertvisionError
-from bertvision.featurestore.creation import SplitContents
+from bertvision.featurestore.creation import SplitContents, SplitSpec
 from bertvision.featurestore.format.ledger import Ledger, split_names
 from bertvision.featurestore.format.plan import SHARD_TOKENS, ShardPlan
 from bertvision.featurestore.format.records import Provenance
@@ -21,6 +21,7 @@ from bertvision.featurestore.storage.storage import Storage
 from bertvision.featurestore.writing.origin import TOKEN_IDS
 from bertvision.pipelines.extraction.job import ExtractionJob
 from bertvision.pipelines.poolings import TokenPooling
+from bertvision.pipelines.reading import StoredName
 from bertvision.pipelines.tasks.task import Task
 from bertvision.pipelines.tasks.windows import Windows
 from bertvision.pipelines.workspace.dataset import Dataset
@@ -84,6 +85,50 @@ def split_contents(
         per_example=task.stored(windows),
         examples=task.table(items),
     )
+
+
+def asked_split(
+    workspace: Workspace,
+    data: Dataset,
+    job: ExtractionJob,
+    tokens: TokenPooling,
+    windows: Windows,
+    storage: Storage,
+    *,
+    layers: tuple[int, ...],
+    hidden_size: int,
+    made_from: Provenance,
+) -> tuple[SplitSpec, SplitContents]:
+    """A stored split as an extraction makes it, and everything in it beside the activations.
+
+    Args:
+        workspace: with the data.
+        data: Data that are extracted.
+        job: Job of the split.
+        tokens: Tokens that are kept.
+        windows: Windows of the split, in the order of the data.
+        storage: Storage of the store.
+        layers: Indices of the hidden states, or of the sites, that are kept.
+        hidden_size: Channels of a hidden state.
+        made_from: Everything that the activations depend on.
+    """
+    name = StoredName(job.split, tokens, data.name, bool(job.options.sites)).name
+    longest = int(windows.n_tokens.max()) if tokens == "all" else 1
+    contents = split_contents(
+        *(data.task, windows, data.items(job.split), tokens),
+        seed=order_seed(workspace, job.split),
+        shard_tokens=job.options.shard_tokens or shard_capacity(storage, job.tag, name, longest),
+    )
+    spec = SplitSpec(
+        tag=job.tag,
+        split=name,
+        encoding=job.options.encoding,
+        compression=job.options.compression,
+        layers=layers,
+        hidden_size=hidden_size,
+        provenance=made_from,
+    )
+    return spec, contents
 
 
 def shard_capacity(storage: Storage, tag: str, split: str, longest: int) -> int | None:

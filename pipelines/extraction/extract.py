@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from bertvision.errors import CorruptStoreError, InputError
@@ -84,13 +85,8 @@ def extract(
     options = replace(options or ExtractOptions(), **changes)
     store = workspace.at(options.store)  # a wrong name is reported before the encoder is loaded
     data = workspace.dataset(named_dataset(options))
-    splits, tokens = wanted_splits(data, options)
-    folder = ensure_snapshot(workspace, tag)
-    precision = resolve_precision(options.precision)
-    if options.sites is not None:
-        options = replace(options, sites=snapshot_sites(folder, options.sites))
-    options = replace(options, dataset=data.name, tokens=tokens, precision=precision)
-    planned = [ExtractionJob(workspace.root, tag, split, options) for split in splits]
+    splits, _ = wanted_splits(data, options)
+    planned = asked_jobs(workspace, data, tag, ensure_snapshot(workspace, tag), options)
     if mend and options.scheduler is not None:
         raise InputError("what is damaged is extracted again here: leave the scheduler out")
     jobs = plan_jobs(store, planned, lossy=lossy, mend=mend)
@@ -186,6 +182,29 @@ def wanted_splits(
             "--pool"
         )
     return [stored_name.split for stored_name in parsed], kinds.pop()
+
+
+def asked_jobs(
+    workspace: Workspace, data: Dataset, tag: str, folder: Path, options: ExtractOptions
+) -> list[ExtractionJob]:
+    """The extraction of each split of a snapshot that is meant, with nothing left to choose.
+
+    Args:
+        workspace: with the data.
+        data: Data that are extracted.
+        tag: Tag of the snapshot.
+        folder: Folder of the snapshot, or of what it is made of.
+        options: Options of what is kept, and how.
+
+    Raises:
+        InputError: as `wanted_splits`, or the encoder has no such site.
+    """
+    splits, tokens = wanted_splits(data, options)
+    precision = resolve_precision(options.precision)
+    options = replace(options, dataset=data.name, tokens=tokens, precision=precision)
+    if options.sites is not None:
+        options = replace(options, sites=snapshot_sites(folder, options.sites))
+    return [ExtractionJob(workspace.root, tag, split, options) for split in splits]
 
 
 class Repaired(NamedTuple):

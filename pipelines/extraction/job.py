@@ -13,7 +13,7 @@ from bertvision.errors import InputError
 from bertvision.pipelines.encoders.encoder import Encoder, HiddenStateSource
 from bertvision.pipelines.encoders.kept_states import check_poolings
 from bertvision.pipelines.encoders.loading import check_token_ids, dimensions
-from bertvision.pipelines.extraction.layers import kept_layers
+from bertvision.pipelines.extraction.layers import layers_of_tokens
 from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.precision import resolve_precision
 from bertvision.pipelines.tasks.windows import Windows
@@ -81,11 +81,7 @@ def load_encoder(
     model = cast(PreTrainedModel, snapshot.model.base_model)
     size = dimensions(model.config, snapshot.tokenizer)
     pooler, sites = getattr(model, "pooler", None) is not None, options.sites or ()
-    layers_kept = {
-        t: kept_layers(options.layers, size.layers, pooler=pooler, tokens=t) for t in tokens
-    }
-    if sites:
-        layers_kept = dict.fromkeys(tokens, tuple(range(len(sites))))
+    layers_kept = layers_of_tokens(options, size.layers, pooler=pooler)
     encoder = Encoder(model, layers_kept, resolve_precision(options.precision), sites, alone=alone)
 
     def check(windows: Windows) -> None:

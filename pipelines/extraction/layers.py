@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from bertvision.errors import InputError
 from bertvision.pipelines.poolings import TokenPooling
+from bertvision.pipelines.workspace.job_options import ExtractOptions
 
 Layers = tuple[int, ...]
 """Hidden states of one input, in the order in which they stand end to end."""
@@ -57,6 +58,24 @@ def kept_layers(
             allowed += "; its pooler output is kept with --pool cls"
         raise InputError(f"layers {list(layers)}: the encoder has {allowed}")
     return tuple(wanted)
+
+
+def layers_of_tokens(
+    options: ExtractOptions, num_hidden_layers: int, *, pooler: bool
+) -> dict[TokenPooling, tuple[int, ...]]:
+    """Indices of the hidden states, or of the sites, that are kept, by what is kept of a window.
+
+    Args:
+        options: which tokens and layers, or sites, are kept.
+        num_hidden_layers: Number of layers of the encoder.
+        pooler: Whether the snapshot has one.
+
+    Raises:
+        InputError: the encoder has no such hidden state.
+    """
+    depth, tokens = num_hidden_layers, options.tokens or ()
+    layers = {t: kept_layers(options.layers, depth, pooler=pooler, tokens=t) for t in tokens}
+    return dict.fromkeys(tokens, tuple(range(len(options.sites)))) if options.sites else layers
 
 
 def wanted_layers(

@@ -39,10 +39,8 @@ from bertvision.featurestore.writing.origin import TOKEN_IDS
 from bertvision.pipelines.encoders.encoder import HiddenStateSource
 from bertvision.pipelines.encoders.sites.taps import check_same_sites
 from bertvision.pipelines.extraction.contents import (
-    order_seed,
+    asked_split,
     provenance,
-    shard_capacity,
-    split_contents,
     token_ids_digest,
 )
 from bertvision.pipelines.extraction.job import Extracted, ExtractionJob, LoadedSource
@@ -163,28 +161,16 @@ class SplitExtraction:
         self.storage = open_storage(workspace.at(job.options.store).activations)
         self.specs: dict[TokenPooling, SplitSpec] = {}
         self.contents: dict[TokenPooling, SplitContents] = {}
-        seed = order_seed(workspace, job.split)
         digest = token_ids_digest(self.windows)
         for pooling in self.tokens:
-            name = StoredName(job.split, pooling, data.name, bool(job.options.sites)).name
-            longest = int(self.windows.n_tokens.max()) if pooling == "all" else 1
-            known = shard_capacity(self.storage, job.tag, name, longest)
-            self.contents[pooling] = split_contents(
-                *(data.task, self.windows, items, pooling),
-                seed=seed,
-                shard_tokens=job.options.shard_tokens or known,
+            made_from = provenance(
+                *(workspace, data, loaded.info, job, pooling, self.source.attention)
             )
-            self.specs[pooling] = SplitSpec(
-                tag=job.tag,
-                split=name,
-                encoding=job.options.encoding,
-                compression=job.options.compression,
+            self.specs[pooling], self.contents[pooling] = asked_split(
+                *(workspace, data, job, pooling, self.windows, self.storage),
                 layers=loaded.layers[pooling],
                 hidden_size=loaded.hidden_size,
-                provenance={
-                    **provenance(workspace, data, loaded.info, job, pooling, self.source.attention),
-                    TOKEN_IDS: digest,
-                },
+                made_from={**made_from, TOKEN_IDS: digest},
             )
 
     def run(self, shards: Sequence[int] | None, mend: bool) -> list[Extracted]:

@@ -16,9 +16,14 @@ from bertvision.featurestore.storage.opening import open_storage
 from bertvision.featurestore.writing.columns import as_key
 from bertvision.featurestore.writing.growing import GrowingLedger
 from bertvision.pipelines.encoders.loading import check_token_ids
-from bertvision.pipelines.tasks.chat import read_messages, reads_clock, to_be_answered
+from bertvision.pipelines.tasks.chat import (
+    CONVERSATION,
+    read_messages,
+    reads_clock,
+    to_be_answered,
+)
 from bertvision.pipelines.tasks.data import TaskConfig, as_date
-from bertvision.pipelines.tasks.documents import find_rows, read_items
+from bertvision.pipelines.tasks.tables import find_rows, read_items
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.tasks.windows import Int32Array, Template
 
@@ -37,7 +42,7 @@ class Prompt(NamedTuple):
 
 
 class _Row(NamedTuple):
-    key: str
+    id: str
     given: Any
     """A text, or the messages of a conversation."""
 
@@ -60,7 +65,7 @@ def read_prompts(
     conversation goes through the tokenizer's chat template, up to where the assistant answers.
 
     Args:
-        source: Source of texts or conversations (see `tasks.documents`).
+        source: Source of texts or conversations (see `tasks.tables`).
         tokenizer: a fast one.
         task: Task of the rows.
         column: Column of the texts.
@@ -85,19 +90,19 @@ def read_prompts(
         rows = [_Row(item.id, item.text) for item in reader.read(source, split, config).items]
     else:
         path = find_rows(source, split, task)
-        rows = read_items(source, split, path, [["messages"]], _asked, skip_bad=skip_bad).items
+        rows = read_items(source, split, path, _asked, CONVERSATION, skip_bad=skip_bad).items
     tokens = _chat_tokens(tokenizer, date) if task == "chat" else _text_tokens(tokenizer)
     prompts, bad = [], []
     for row in rows:
         try:
             ids = _checked(tokens(row.given), longest)
             check_token_ids(ids, tokenizer, model)
-            prompts.append(Prompt(as_key(row.key), ids))
+            prompts.append(Prompt(as_key(row.id), ids))
         except InputError as error:
             if not skip_bad:
                 hint = ". --skip-bad leaves such prompts out" if len(rows) > 1 else ""
-                raise InputError(f"{source}, {row.key}: {error}{hint}") from error
-            bad.append(f"{row.key}: {error}")
+                raise InputError(f"{source}, {row.id}: {error}{hint}") from error
+            bad.append(f"{row.id}: {error}")
     if not prompts:
         raise InputError(f"{source}: no prompt is left after skipping {len(bad)}: {bad[0]}")
     if bad:
@@ -187,8 +192,6 @@ def _asked(fields: dict[str, Any], name: str) -> _Row:
     Raises:
         InputError: it is malformed, or nothing is asked.
     """
-    if "messages" not in fields:
-        raise InputError(f"has the fields {list(fields)}, but not 'messages'")
     messages = read_messages(fields)
     if messages[-1]["role"] == "assistant":
         messages.pop()

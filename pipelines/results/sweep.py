@@ -89,19 +89,7 @@ def sweep(
             train(workspace, group, tag, options)
     for kind, group in kinds.items():
         for tag in targets[kind]:
-            missing = [
-                (source, run)
-                for source in sources[kind]
-                for run in group
-                if not is_evaluated(
-                    workspace,
-                    source,
-                    run.name,
-                    tag=tag,
-                    split=split,
-                    precision=options.precision,
-                )
-            ]
+            missing = unscored(workspace, group, sources[kind], tag, split, options.precision)
             log.info("evaluate %s on %s", counted(len(missing), "head"), tag)
             for first in range(0, len(missing), _TOGETHER):
                 evaluate_across(
@@ -193,6 +181,32 @@ def combinations(
         {k: stored_tags(workspace, trained_on, k, "train", "--trained-on") for k in kinds},
         {k: stored_tags(workspace, checkpoints, k, split, "--checkpoint") for k in kinds},
     )
+
+
+def unscored(
+    workspace: Workspace,
+    runs: Sequence[Run],
+    sources: Sequence[str],
+    tag: str,
+    split: str,
+    precision: str,
+) -> list[tuple[str, Run]]:
+    """The snapshots and runs trained on them that are not scored on a snapshot yet.
+
+    Args:
+        workspace: with the activations.
+        runs: As in `Combinations`, likewise ``sources``.
+        sources: Snapshots that they are trained on.
+        tag: Snapshot that they are scored on.
+        split: Split that is scored.
+        precision: Precision of the scoring.
+    """
+    return [
+        (source, run)
+        for source in sources
+        for run in runs
+        if not is_evaluated(workspace, source, run.name, tag=tag, split=split, precision=precision)
+    ]
 
 
 def default_heads(kind: Kind, *, layers: int, hidden: int) -> list[str]:

@@ -23,7 +23,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from datetime import date, datetime, time
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -32,13 +32,16 @@ from jinja2.exceptions import TemplateError
 
 from bertvision.errors import InputError, counted
 from bertvision.pipelines.tasks.data import TaskConfig, TaskData, as_date
-from bertvision.pipelines.tasks.documents import (
+from bertvision.pipelines.tasks.features import UnlabelledTask
+from bertvision.pipelines.tasks.tables import (
+    ID,
+    Column,
+    Layout,
     find_rows,
     offered_splits,
     read_items,
-    text_field,
+    read_object,
 )
-from bertvision.pipelines.tasks.features import FeaturesTask
 from bertvision.pipelines.tasks.windows import Int32Array, Windows, require_fast
 
 _MARKS = re.compile(r"\{%([-+]?)\s*(generation|endgeneration)\s*([-+]?)%\}")
@@ -46,6 +49,14 @@ _CLOCK = "strftime_now"
 _CODES = "aAbBcdDeFgGhHIjklmMnpPrRsStTuUVwWxXyYzZC"
 """Codes of ``strftime``, all written beforehand: a template cannot call Python."""
 _Messages = Sequence[Mapping[str, Any]]
+
+
+CONVERSATION = Layout({"messages": Column(("messages",), "json"), "id": ID})
+LAYOUTS = (
+    CONVERSATION,
+    Layout({"prompt": Column(("prompt",)), "completion": Column(("completion",)), "id": ID}),
+)
+_MESSAGE = Layout({"role": Column(("role",)), "content": Column(("content",))})
 
 
 class Tokens(NamedTuple):
@@ -242,10 +253,12 @@ class Chat(NamedTuple):
         return self.messages or f"{self.prompt}{self.completion}"
 
 
-class ChatTask(FeaturesTask):
+class ChatTask(UnlabelledTask):
     """Conversations: a model is looked at alone."""
 
     words = ("conversations", "conversations")
+    item: ClassVar[Any] = Chat
+    schema: ClassVar[Mapping[str, Any]] = dict.fromkeys(Chat._fields, pa.large_string())
 
     def splits(self, source: str) -> tuple[str, ...]:
         """The splits that a folder or a data set holds; ``all`` of a file.
@@ -261,19 +274,8 @@ class ChatTask(FeaturesTask):
         Raises:
             InputError: it is missing or malformed; names file, line and field.
         """
-        path, columns = (
-            find_rows(source, split, self.name),
-            (["messages"], ["prompt", "completion"]),
-        )
-        return read_items(source, split, path, columns, _parsed, skip_bad=config.skip_bad)
-
-    def check_data(self, items: Sequence[Any], source: str) -> NoReturn:
-        """Refuse to be trained on.
-
-        Raises:
-            InputError: always.
-        """
-        self._refuse()
+        path = find_rows(source, split, self.name)
+        return read_items(source, split, path, _parsed, *LAYOUTS, skip_bad=config.skip_bad)
 
     def windows(self, items: Sequence[Chat], tokenizer: Any, config: TaskConfig) -> Windows:
         """A window for each, with the token field ``loss_mask``; says how many are cut off.
@@ -330,26 +332,6 @@ class ChatTask(FeaturesTask):
         )
         return config.model_copy(update={"date": today})
 
-    def table(self, items: Sequence[Chat]) -> pa.Table:
-        """Conversations as the store's text side, a row each."""
-        columns = zip(*items, strict=True)
-        return pa.table(
-            {
-                name: pa.array(column, pa.large_string())
-                for name, column in zip(Chat._fields, columns, strict=True)
-            }
-        )
-
-    def items_of(self, table: pa.Table) -> list[Chat]:
-        """The inverse of `table`."""
-        return [Chat(**row) for row in table.to_pylist()]
-
-    def _refuse(self) -> NoReturn:
-        raise InputError(
-            f"no encoder and no head can be trained on {self.name}, which has no labels: its "
-            "hidden states are for `bertvision.ActivationStore` and split.tokens()"
-        )
-
 
 def _parsed(fields: dict[str, Any], name: str) -> Chat:
     """A row as a conversation.
@@ -358,10 +340,9 @@ def _parsed(fields: dict[str, Any], name: str) -> Chat:
         InputError: it is malformed; names the field.
     """
     if "messages" not in fields:
-        prompt, completion = text_field(fields, "prompt"), text_field(fields, "completion")
-        if not completion:
+        if not fields["completion"]:
             raise InputError("the completion is empty")
-        return Chat(name, None, prompt, completion)
+        return Chat(name, None, **fields)
     messages = read_messages(fields)
     if all(message["role"] != "assistant" for message in messages):
         raise InputError("has no message of the role 'assistant'")
@@ -378,10 +359,8 @@ def read_messages(fields: dict[str, Any]) -> list[dict[str, Any]]:
     if not isinstance(messages, list) or not messages:
         raise InputError(f"messages must be a list of objects: {str(messages)[:80]!r}")
     for i, message in enumerate(messages):
-        if not isinstance(message, dict):
-            raise InputError(f"message {i} must be an object: {str(message)[:80]!r}")
         try:
-            text_field(message, "role"), text_field(message, "content")
+            read_object(message, [_MESSAGE])
         except InputError as error:
             raise InputError(f"message {i}: {error}") from error
     return [{key: value for key, value in m.items() if value is not None} for m in messages]

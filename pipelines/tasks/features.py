@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
-import pyarrow as pa
 from transformers import AutoModel
 
 from bertvision.errors import InputError
 from bertvision.pipelines.tasks.data import TaskConfig, TaskData
-from bertvision.pipelines.tasks.logits import Logits
 from bertvision.pipelines.tasks.task import Task
 from bertvision.pipelines.tasks.windows import Windows
 
@@ -22,6 +20,10 @@ class FeaturesTask(Task):
     """
 
     model_class = AutoModel
+    refusal = (
+        "this workspace is for hidden states alone, without a task to train on: name data "
+        "with --task and --data, or make another workspace with `bertvision finetune`"
+    )
 
     def splits(self, source: str) -> tuple[str, ...]:
         """There are none."""
@@ -35,32 +37,21 @@ class FeaturesTask(Task):
         """There are none."""
         return self._refuse()
 
-    def table(self, items: Sequence[Any]) -> pa.Table:
-        """There are no items."""
-        return self._refuse()
+    def _refuse(self, *given: Any, **named: Any) -> NoReturn:
+        """Refuse what needs labels, or data.
 
-    def items_of(self, table: pa.Table) -> list[Any]:
-        """There are no items."""
-        return self._refuse()
+        Raises:
+            InputError: always.
+        """
+        raise InputError(self.refusal.format(name=self.name))
 
-    def loss(self, output: Any, batch: Any) -> NoReturn:
-        """Nothing is learned."""
-        self._refuse()
+    loss = logits = head_loss = score = _refuse
 
-    def logits(self, output: Any) -> NoReturn:
-        """Nothing is predicted."""
-        self._refuse()
 
-    def head_loss(self, output: Any, labels: Mapping[str, Any]) -> NoReturn:
-        """Nothing is learned."""
-        self._refuse()
+class UnlabelledTask(FeaturesTask):
+    """Data without labels: a model is looked at alone."""
 
-    def score(self, dev: Logits, tune: Logits | None) -> NoReturn:
-        """Nothing is predicted."""
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
-        raise InputError(
-            "this workspace is for hidden states alone, without a task to train on: name data "
-            "with --task and --data, or make another workspace with `bertvision finetune`"
-        )
+    refusal = (
+        "no encoder and no head can be trained on {name}, which has no labels: its hidden states "
+        "are for `bertvision.ActivationStore` and split.tokens()"
+    )

@@ -22,7 +22,7 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -190,6 +190,8 @@ class OrderingTask(Task):
     model_class = OwnOutput(SentenceScores)
     ratios = ("tau", "perfect")
     words = ("paragraphs", "paragraphs")
+    item: ClassVar[Any] = Paragraph
+    schema: ClassVar[Mapping[str, Any]] = {"id": pa.string(), "sentences": pa.list_(pa.string())}
 
     def splits(self, source: str) -> tuple[str, ...]:
         """The splits of a folder, of train, dev and test; the split of a file by its name."""
@@ -264,20 +266,6 @@ class OrderingTask(Task):
     def misfits(self, items: Sequence[Any], tokenizer: Any, config: TaskConfig) -> dict[str, str]:
         """Paragraphs of more sentences than a window has room for."""
         return {item.id: why for item in items if (why := _without_room(item, config.max_length))}
-
-    def table(self, items: Sequence[Any]) -> pa.Table:
-        """Paragraphs as the store's text side, a row each, sentences in their right order."""
-        texts = pa.list_(pa.string())
-        return pa.table(
-            {
-                "id": pa.array([item.id for item in items], pa.string()),
-                "sentences": pa.array([item.sentences for item in items], texts),
-            }
-        )
-
-    def items_of(self, table: pa.Table) -> list[Any]:
-        """The inverse of `table`."""
-        return [Paragraph(row["id"], tuple(row["sentences"])) for row in table.to_pylist()]
 
     def loss(self, output: OrderOutput, batch: Batch) -> Tensor:
         """ListMLE, summed over the windows."""

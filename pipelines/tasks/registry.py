@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from functools import cache
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from bertvision.errors import InputError, did_you_mean
 from bertvision.pipelines.poolings import TokenPooling
@@ -47,40 +47,29 @@ class TaskEntry(NamedTuple):
     """Whether an encoder can be fine-tuned on it."""
 
 
-def _spans() -> TaskEntry:
-    target = "bertvision.pipelines.tasks.squad.spans:SpanTask"
-    return TaskEntry(target, "f1", "all", kind="span")
+def _task(target: str, headline: str = "", tokens: TokenPooling = "all", **facts: Any) -> TaskEntry:
+    return TaskEntry(f"bertvision.pipelines.tasks.{target}", headline, tokens, **facts)
 
 
-def _sentences(
-    target: str, headline: str, *, hub: str | None = None, learns: bool = True
-) -> TaskEntry:
-    target = f"bertvision.pipelines.tasks.{target}"
-    return TaskEntry(target, headline, "cls", hub, max_length=128, learns=learns)
+def _sentences(target: str, headline: str = "accuracy", **facts: Any) -> TaskEntry:
+    return _task(f"sentences.{target}", headline, "cls", max_length=128, **facts)
 
 
 def _glue(name: str, headline: str = "accuracy") -> TaskEntry:
-    return _sentences("sentences.labelled:GlueTask", headline, hub=f"nyu-mll/glue:{name}")
+    return _sentences("labelled:GlueTask", headline, hub=f"nyu-mll/glue:{name}")
 
 
-def _probing() -> TaskEntry:
-    return _sentences("sentences.labelled:ProbingTask", "accuracy")
-
-
-def _similarity() -> TaskEntry:
-    return _sentences("sentences.similarity:SimilarityTask", "spearman", learns=False)
-
-
-def _downstream() -> TaskEntry:
-    return _sentences("sentences.labelled:DownstreamTask", "accuracy")
-
+PROBING = (
+    *("sentence_length", "word_content", "tree_depth", "top_constituents", "bigram_shift"),
+    *("past_present", "subj_number", "obj_number", "odd_man_out", "coordination_inversion"),
+)
+"""SentEval's probing tasks, from surface over syntax to semantics, in the order of their paper."""
+_SIMILARITY = ("sick", "sts_benchmark", "sts12", "sts13", "sts14", "sts15", "sts16")
 
 TASKS: dict[str, TaskEntry] = {
-    "squad_v2": _spans(),
-    "squad_v1": _spans(),
-    "answerable": TaskEntry(
-        "bertvision.pipelines.tasks.squad.spans:AnswerableTask", "accuracy", "cls", "squad_v2"
-    ),
+    "squad_v2": _task("squad.spans:SpanTask", "f1", kind="span"),
+    "squad_v1": _task("squad.spans:SpanTask", "f1", kind="span"),
+    "answerable": _task("squad.spans:AnswerableTask", "accuracy", "cls", hub="squad_v2"),
     "cola": _glue("cola", "matthews"),
     "sst2": _glue("sst2"),
     "mrpc": _glue("mrpc"),
@@ -90,69 +79,19 @@ TASKS: dict[str, TaskEntry] = {
     "qnli": _glue("qnli"),
     "rte": _glue("rte"),
     "wnli": _glue("wnli"),
-    "sentence_length": _probing(),
-    "word_content": _probing(),
-    "tree_depth": _probing(),
-    "top_constituents": _probing(),
-    "bigram_shift": _probing(),
-    "past_present": _probing(),
-    "subj_number": _probing(),
-    "obj_number": _probing(),
-    "odd_man_out": _probing(),
-    "coordination_inversion": _probing(),
-    "mr": _downstream(),
-    "cr": _downstream(),
-    "subj": _downstream(),
-    "mpqa": _downstream(),
-    "trec": _downstream(),
-    "csv": _sentences("sentences.labelled:LabelledTask", "accuracy"),
-    "wikiqa": _sentences("sentences.ranking:WikiqaTask", "map", learns=False),
-    "wikiqa_pairs": _sentences("sentences.ranking:WikiqaPairsTask", "f1"),
-    "sick": _similarity(),
-    "sts_benchmark": _similarity(),
-    "sts12": _similarity(),
-    "sts13": _similarity(),
-    "sts14": _similarity(),
-    "sts15": _similarity(),
-    "sts16": _similarity(),
-    "treebank": TaskEntry(
-        "bertvision.pipelines.tasks.treebank:TreebankTask",
-        *("", "all"),
-        max_length=128,
-        learns=False,
-    ),
-    "parsing": TaskEntry(
-        "bertvision.pipelines.tasks.parsing:ParsingTask",
-        *("las", "all"),
-        max_length=128,
-        kind="tree",
-    ),
-    "phrases": TaskEntry(
-        "bertvision.pipelines.tasks.sentences.phrases:PhraseTask",
-        *("accuracy", "all"),
-        max_length=128,
-        kind="phrases",
-    ),
-    "ordering": TaskEntry(
-        "bertvision.pipelines.tasks.ordering:OrderingTask",
-        *("tau", "all"),
-        kind="order",
-    ),
-    "text": TaskEntry(
-        "bertvision.pipelines.tasks.documents:TextTask",
-        *("", "all"),
-        max_length=512,
-        learns=False,
-    ),
-    "chat": TaskEntry(
-        "bertvision.pipelines.tasks.chat:ChatTask",
-        *("", "all"),
-        max_length=1024,
-        learns=False,
-    ),
-    "features": TaskEntry(
-        "bertvision.pipelines.tasks.features:FeaturesTask", "", "all", learns=False
-    ),
+    **dict.fromkeys(PROBING, _sentences("labelled:ProbingTask")),
+    **dict.fromkeys(("mr", "cr", "subj", "mpqa", "trec"), _sentences("labelled:DownstreamTask")),
+    "csv": _sentences("labelled:LabelledTask"),
+    "wikiqa": _sentences("ranking:WikiqaTask", "map", learns=False),
+    "wikiqa_pairs": _sentences("ranking:WikiqaPairsTask", "f1"),
+    **dict.fromkeys(_SIMILARITY, _sentences("similarity:SimilarityTask", "spearman", learns=False)),
+    "treebank": _task("treebank:TreebankTask", max_length=128, learns=False),
+    "parsing": _task("parsing:ParsingTask", "las", max_length=128, kind="tree"),
+    "phrases": _task("sentences.phrases:PhraseTask", "accuracy", max_length=128, kind="phrases"),
+    "ordering": _task("ordering:OrderingTask", "tau", kind="order"),
+    "text": _task("documents:TextTask", max_length=512, learns=False),
+    "chat": _task("chat:ChatTask", max_length=1024, learns=False),
+    "features": _task("features:FeaturesTask", learns=False),
 }
 
 SQUAD = ("squad_v1", "squad_v2")

@@ -127,6 +127,29 @@ def find_in(folder: Path, names: Sequence[str]) -> Path | None:
     return next((path for path in candidates if path.is_file()), None)
 
 
+def only_file(folder: Path, patterns: Sequence[str], split: str, older: str = "") -> Path | None:
+    """The file of a folder that fits a pattern, each also with ``.gz``; None without any.
+
+    Args:
+        folder: Path of the folder.
+        patterns: Patterns of names, as of a shell.
+        split: Split that the file is of.
+        older: Part of the names of files that give way to one without it.
+
+    Raises:
+        InputError: several files fit.
+    """
+    ends = [f"{pattern}{end}" for pattern in patterns for end in ("", ".gz")]
+    files = sorted({path for end in ends for path in folder.glob(end) if path.is_file()})
+    newer = [path for path in files if older not in path.name]
+    if len(files) > 1 and len(newer) != 1:
+        raise InputError(
+            f"{folder}: holds {' and '.join(path.name for path in files)}, each of which may be "
+            f"{split}: give the files with --train and --dev, or leave one in the folder"
+        )
+    return next(iter(newer or files), None)
+
+
 def splits_in(source: str | Path, files: Mapping[str, Sequence[str]], task: str) -> tuple[str, ...]:
     """The splits that a local source offers: those whose files a folder holds, or that of a file.
 

@@ -88,7 +88,7 @@ class Column(NamedTuple):
 
     def _text(self, value: Any, name: str) -> str:
         if not isinstance(value, str):
-            raise InputError(f"{name} must be a string: {str(value)[:80]!r}")
+            raise InputError(f"{name} must be a string: {value!r:.80}")
         if self.filled and not value.strip():
             raise InputError(f"the {name} is empty")
         if self.among and value.strip() not in self.among:
@@ -182,7 +182,7 @@ class Row(NamedTuple):
     """A row of a source."""
 
     number: int
-    """Of lines from 1, of rows from 0."""
+    """Number of a line, from 1, or of a row, from 0."""
     parse: Callable[[], dict[str, Any]]
     """Reads the fields, or raises `InputError`."""
     unit: str = "line"
@@ -209,16 +209,15 @@ class Table(NamedTuple):
     """Name that messages begin with."""
     rows: Iterator[Row]
     files: Mapping[str, str] = {}
-    """The digest of the bytes of each file, by its name."""
-    digest: str | None = None
-    """Digest of the values that are read of a data set of the hub, where one was asked for."""
+    """The digest of the bytes of each file, by its name; of a data set of the hub that of the
+    values that are read, where one was asked for."""
     aligned: Mapping[str, Path] = {}
     """The file that each column stands in, where there are several."""
 
     @property
     def sha256(self) -> str | None:
-        """Digest of the bytes of the only file, or ``digest``."""
-        return next(iter(self.files.values()), self.digest)
+        """Digest of the first file."""
+        return next(iter(self.files.values()), None)
 
     def at(self, column: str, number: int) -> str:
         """File and line where a column of a row stands, for a message."""
@@ -320,11 +319,15 @@ def hub_table(
         Row(i, partial(layout.read, present, _with_class(fields, name, names)), "row")
         for i, fields in enumerate(chosen)
     )
-    return Table(where, rows, digest=sha256.hexdigest() if digest else None)
+    return Table(where, rows, {split: sha256.hexdigest()} if digest else {})
 
 
-def parse_json(content: str) -> Any:
+def parse_json(content: str, source: Path | None = None) -> Any:
     """A value of JSON.
+
+    Args:
+        content: Text of it.
+        source: File that the message names.
 
     Raises:
         InputError: it is none, or nested too deep.
@@ -332,7 +335,8 @@ def parse_json(content: str) -> Any:
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"is not JSON that can be read: {error}") from error
+        where = f"{source}: " if source else ""
+        raise InputError(f"{where}is not JSON that can be read: {error}") from error
 
 
 def check_text(content: str, name: str, most: int | None = None) -> str:
@@ -525,17 +529,15 @@ def _layout_of(names: Sequence[str], layouts: Layouts, where: str, what: str = "
     Raises:
         InputError: there is none, or one of its columns is there twice.
     """
-    for layout in layouts:
-        if not layout.missing(names):
-            twice = [x for x in layout.present(names).values() if list(names).count(x) > 1]
-            if twice:
-                raise InputError(
-                    f"{where}has the {what} {list(names)}, {twice[0]!r} more than once: leave one"
-                )
-            return layout
-    nearest = max(layouts, key=lambda layout: len(layout.present(names)))
-    hint = nearest.hint and f": {nearest.hint}"
-    raise InputError(f"{where}has the {what} {list(names)}, but not {nearest.missing(names)}{hint}")
+    fitting = (layout for layout in layouts if not layout.missing(names))
+    layout = next(fitting, None) or max(layouts, key=lambda one: len(one.present(names)))
+    twice = [x for x in layout.present(names).values() if list(names).count(x) > 1]
+    wrong = [f"but not {missing}"] if (missing := layout.missing(names)) else []
+    wrong += [f"{name!r} more than once" for name in twice]
+    if wrong:
+        hint = layout.hint and f": {layout.hint}"
+        raise InputError(f"{where}has the {what} {list(names)}, {wrong[0]}{hint}")
+    return layout
 
 
 def read_object(fields: Any, layouts: Layouts) -> dict[str, Any]:
@@ -547,9 +549,8 @@ def read_object(fields: Any, layouts: Layouts) -> dict[str, Any]:
     if not isinstance(fields, dict):
         names = [column.names[0] for column in layouts[0].columns.values() if not column.optional]
         raise InputError(f"is JSON, but no object with {', '.join(names)}")
-    names = [*fields]
-    layout = _layout_of(names, layouts, "", "fields")
-    return layout.read(layout.present(names), fields)
+    layout = _layout_of([*fields], layouts, "", "fields")
+    return layout.read(layout.present(fields), fields)
 
 
 def _read_line(line: str, layouts: Layouts) -> dict[str, Any]:
@@ -657,11 +658,11 @@ def aligned_table(folder: Path, files: Mapping[str, Mapping[str, Column]]) -> Ta
         columns[file] = of_file
     read = {file: read_text(file) for file in columns}
     lines = {file: all_lines(content) for file, (content, _) in read.items()}
-    first_file, count = next((file, len(of_file)) for file, of_file in lines.items())
-    for file, of_file in lines.items():
-        if len(of_file) != count:
+    first_file, count = next((file, len(own)) for file, own in lines.items())
+    for file, own in lines.items():
+        if len(own) != count:
             raise InputError(
-                f"{file}: has {len(of_file):,} lines, but {first_file} has {count:,}: line n of "
+                f"{file}: has {len(own):,} lines, but {first_file} has {count:,}: line n of "
                 "each must be of the same pair"
             )
 

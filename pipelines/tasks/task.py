@@ -64,6 +64,13 @@ class Task(ABC):
     ratios: ClassVar[tuple[str, ...]] = ()
     """Metrics whose parts `parts` says of an item, the task's own first; the others are those that
     `Scores` has of spans, classes and scores."""
+    refusal: ClassVar[str] = ""
+    """Why no encoder learns it, with ``{name}`` for the task and ``{data}`` for the source; empty
+    of a task that one learns."""
+    item: ClassVar[Any]
+    """Type of an item, a NamedTuple; not needed of a task with an `items_of` of its own."""
+    schema: ClassVar[Mapping[str, Any]] = {}
+    """The fields of an item that a store keeps, with their types in Arrow."""
     tunes: bool = False
     """Whether scoring fits something, a threshold, on the split ``tune``."""
 
@@ -95,12 +102,14 @@ class Task(ABC):
             InputError: it is missing, malformed or empty.
         """
 
-    def check_data(self, items: Sequence[Any], source: str) -> None:  # noqa: B027
+    def check_data(self, items: Sequence[Any], source: str) -> None:
         """Refuse training data from which the task cannot be learned.
 
         Raises:
             InputError: names the source, what it lacks, and what to do.
         """
+        if self.refusal:
+            raise InputError(self.refusal.format(name=self.name, data=source))
 
     def group(self, item: Any) -> str:
         """Group of an item, which is held out as a whole: the items of one text."""
@@ -152,13 +161,18 @@ class Task(ABC):
         """
         return config
 
-    @abstractmethod
     def table(self, items: Sequence[Any]) -> pa.Table:
         """Items as the text side of a store, a row each."""
+        return as_table(items, self.schema)
 
-    @abstractmethod
     def items_of(self, table: pa.Table) -> list[Any]:
         """The inverse of `table`."""
+        names = [name for name in self.schema if name in self.item._fields]
+        rows = table.select(names).to_pylist()
+        return [
+            self.item(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()})
+            for row in rows
+        ]
 
     def stored(self, windows: Windows) -> Labels:
         """Arrays that a store keeps beside the activations, by name: (windows, …) each."""
@@ -282,6 +296,19 @@ class Task(ABC):
             dev: Logits that are scored.
             tune: the held-out part of the training data, where the task `tunes` and there is one.
         """
+
+
+def as_table(items: Sequence[Any], schema: Mapping[str, Any]) -> pa.Table:
+    """Fields of items as a table.
+
+    Args:
+        items: The rows.
+        schema: As `Task.schema`.
+    """
+    import pyarrow as pa  # tasks are looked at where nothing is stored
+
+    columns = {name: [getattr(item, name) for item in items] for name in schema}
+    return pa.table({name: pa.array(values, schema[name]) for name, values in columns.items()})
 
 
 def load_task(name: str) -> Task:

@@ -18,10 +18,10 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,8 @@ from bertvision.errors import InputError, counted
 from bertvision.pipelines.tasks.data import Sentence, TaskConfig, TaskData
 from bertvision.pipelines.tasks.features import FeaturesTask
 from bertvision.pipelines.tasks.sentences.task import sentence_windows
-from bertvision.pipelines.tasks.source import Line, read_text
+from bertvision.pipelines.tasks.source import Line, only_file, read_text
+from bertvision.pipelines.tasks.tables import Collector
 from bertvision.pipelines.tasks.windows import Windows
 
 FIELDS = ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPREL", "DEPS", "MISC")
@@ -260,13 +261,25 @@ log = logging.getLogger(__name__)
 TREEBANK = "treebank"
 """Name of the task, and of its data set in a workspace."""
 SPLITS = ("train", "dev", "test")
-_ENDS = (".conllu", ".conllu.gz")
 
 
 class TreebankTask(FeaturesTask):
     """Sentences with their trees, which are no labels of windows: an encoder is looked at alone."""
 
     words = ("sentences", "sentences")
+    refusal = (
+        "no encoder and no head can be trained on {name}, whose labels are those of words: use "
+        "`bertvision structure`"
+    )
+    item: ClassVar[Any] = ParsedSentence
+    schema: ClassVar[Mapping[str, Any]] = {
+        "id": pa.string(),
+        "text": pa.string(),
+        "words": pa.list_(pa.string()),
+        "upos": pa.list_(pa.string()),
+        "heads": pa.list_(pa.int32()),
+        "relations": pa.list_(pa.string()),
+    }
 
     def splits(self, source: str) -> tuple[str, ...]:
         """The members of `SPLITS` that a folder holds; that of a file by its name, else ``all``.
@@ -276,8 +289,9 @@ class TreebankTask(FeaturesTask):
         """
         path = Path(source)
         if path.is_file():
-            return (_split_of(path) or "all",)
-        splits = tuple(split for split in SPLITS if _files(path, split))
+            last = re.split("[-_.]", path.name.removesuffix(".gz").removesuffix(".conllu"))[-1]
+            return (last if last in SPLITS else "all",)
+        splits = tuple(split for split in SPLITS if only_file(path, _patterns(split), split))
         if not splits:
             self._find(source, SPLITS[0])  # says what lacks
         return splits
@@ -290,39 +304,15 @@ class TreebankTask(FeaturesTask):
         """
         path = self._find(source, split)
         text, digest = read_text(path)
-        items: list[ParsedSentence] = []
-        skipped: list[str] = []
-        lines: dict[str, int] = {}
+        found = Collector(str(path), skip_bad=config.skip_bad, noun="sentence")
         for block in blocks(text):
-            try:
-                sentence, line = parse(block), block.lines[0].number
-                if sentence.id in lines:
-                    raise InputError(
-                        f"line {line}: the sent_id {sentence.id!r} is that of line "
-                        f"{lines[sentence.id]} too: names of sentences must differ"
-                    )
-            except InputError as error:
-                message = f"{path}, {error}"
-                if not config.skip_bad:
-                    raise InputError(f"{message}. --skip-bad leaves such sentences out") from error
-                skipped.append(message)
-                continue
-            lines[sentence.id] = line
-            items.append(sentence)
-        if not items:
-            why = f" after skipping {len(skipped)}: {skipped[0]}" if skipped else ""
-            raise InputError(f"{path}: holds no sentence{why}")
-        if skipped:
-            log.warning("%s left out: %s", counted(len(skipped), "malformed sentence"), skipped[0])
-        return TaskData(items, digest, skipped)
-
-    def check_data(self, items: Sequence[Any], source: str) -> NoReturn:
-        """Refuse to be trained on.
-
-        Raises:
-            InputError: always.
-        """
-        self._refuse()
+            sentence = None
+            with found.part(""):
+                sentence = parse(block)
+            if sentence is not None:
+                with found.part(place := f"line {block.lines[0].number}"):
+                    found.take(sentence, place)
+        return found.data(digest)
 
     def windows(
         self, items: Sequence[ParsedSentence], tokenizer: Any, config: TaskConfig
@@ -343,28 +333,6 @@ class TreebankTask(FeaturesTask):
             )
         return replace(windows, labels={})
 
-    def table(self, items: Sequence[ParsedSentence]) -> pa.Table:
-        """Sentences as the store's text side, a row each: words, parts of speech, heads."""
-        texts, numbers = pa.list_(pa.string()), pa.list_(pa.int32())
-        return pa.table(
-            {
-                "id": pa.array([item.id for item in items], pa.string()),
-                "text": pa.array([item.text for item in items], pa.string()),
-                "words": pa.array([item.words for item in items], texts),
-                "upos": pa.array([item.upos for item in items], texts),
-                "heads": pa.array([item.heads for item in items], numbers),
-                "relations": pa.array([item.relations for item in items], texts),
-            }
-        )
-
-    def items_of(self, table: pa.Table) -> list[ParsedSentence]:
-        """The inverse of `table`."""
-        rows = table.drop_columns(["text"]).to_pylist()
-        return [
-            ParsedSentence(row.pop("id"), **{name: tuple(values) for name, values in row.items()})
-            for row in rows
-        ]
-
     def _find(self, source: str, split: str) -> Path:
         path = Path(source)
         if path.is_file():
@@ -373,33 +341,14 @@ class TreebankTask(FeaturesTask):
             raise InputError(
                 f"{source}: there is no such file or folder, which {self.name} is to be read of"
             )
-        files = _files(path, split)
-        if len(files) > 1:
-            names = ", ".join(file.name for file in files)
-            raise InputError(f"{source}: holds several files of {split} ({names}): keep one")
-        if not files:
+        if (file := only_file(path, _patterns(split), split)) is None:
             raise InputError(
                 f"{source}: holds no {split}.conllu, nor a file like en_ewt-ud-{split}.conllu (or "
                 f"the same with .gz), to read {self.name} from"
             )
-        return files[0]
-
-    def _refuse(self) -> NoReturn:
-        raise InputError(
-            f"no encoder and no head can be trained on {self.name}, whose labels are those of "
-            "words: use `bertvision structure`"
-        )
+        return file
 
 
-def _split_of(path: Path) -> str | None:
-    """The split that a file is of: ``train.conllu`` or ``…-train.conllu``; None of others."""
-    for end in _ENDS:
-        if path.name.endswith(end):
-            last = path.name.removesuffix(end).replace("_", "-").split("-")[-1]
-            return last if last in SPLITS else None
-    return None
-
-
-def _files(folder: Path, split: str) -> list[Path]:
-    inside = folder.iterdir() if folder.is_dir() else ()
-    return sorted(path for path in inside if _split_of(path) == split and path.is_file())
+def _patterns(split: str) -> list[str]:
+    """Names of the file of a split: ``train.conllu`` or ``…-train.conllu``."""
+    return [f"{split}.conllu", f"*[-_]{split}.conllu"]

@@ -8,7 +8,7 @@ them, is one (`sentences.task`). Special tokens stand where the tokenizer's own 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -198,6 +198,81 @@ def special_ends(tokenizer: PreTrainedTokenizerBase) -> tuple[bool, bool]:
     encoded = tokenizer(_TEXT, return_special_tokens_mask=True, verbose=False)
     special = encoded["special_tokens_mask"]
     return bool(special[0]), bool(special[-1])
+
+
+class Encoded(NamedTuple):
+    """A text, a pair of texts or a piece of a text in one window."""
+
+    row: int
+    """Index of the text."""
+    ids: Int32Array
+    """(tokens,) vocabulary indices."""
+    types: npt.NDArray[np.uint8]
+    """(tokens,) token types; 0 where the tokenizer has none."""
+    offsets: Int32Array
+    """(tokens, 2) characters of the text; −1 −1 of special tokens."""
+
+
+def encode(
+    texts: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_length: int,
+    pairs: Sequence[str] | None = None,
+    pieces: bool = False,
+    names: Sequence[str] | None = None,
+) -> Iterator[Encoded]:
+    """Texts as the tokenizer's template has them, in order.
+
+    Args:
+        texts: The texts, or the first ones of pairs.
+        tokenizer: a fast (Rust) tokenizer.
+        max_length: most tokens of a window, special tokens included. What is beyond is cut off, of
+            a pair from the longer text first.
+        pairs: The second texts, of pairs.
+        pieces: Whether what is beyond goes on in further windows.
+        names: Names of the texts, for messages; None is their number.
+
+    Raises:
+        InputError: ``max_length`` leaves no room for a text, a text makes no token at all, or the
+            tokenizer is not a fast one.
+    """
+    require_fast(tokenizer)
+    special = tokenizer.num_special_tokens_to_add(pair=pairs is not None)
+    if max_length < special + 2:
+        raise InputError(
+            f"windows of max_length {max_length} leave no room for a text beside {special} special "
+            f"tokens: give at least {special + 2}"
+        )
+    has_types = "token_type_ids" in tokenizer.model_input_names
+    for start in range(0, len(texts), TEXTS_AT_ONCE):
+        rows = slice(start, start + TEXTS_AT_ONCE)
+        encoded = tokenizer(
+            list(texts[rows]),
+            None if pairs is None else list(pairs[rows]),
+            padding=False,
+            truncation="longest_first",
+            max_length=max_length,
+            return_overflowing_tokens=pieces,
+            split_special_tokens=True,
+            return_attention_mask=False,
+            return_token_type_ids=True,
+            return_special_tokens_mask=True,
+            return_offsets_mapping=True,
+            verbose=False,
+        )
+        for i, ids in enumerate(encoded["input_ids"]):
+            row = start + (encoded["overflow_to_sample_mapping"][i] if pieces else i)
+            if not ids:
+                name = f"text {row}" if names is None else names[row]
+                raise InputError(
+                    f"{name} ({texts[row][:40]!r}) makes no token, and the tokenizer adds no "
+                    "special one: leave it out of the data"
+                )
+            offsets = np.array(encoded["offset_mapping"][i], np.int32).reshape(-1, 2)
+            offsets[np.array(encoded["special_tokens_mask"][i], bool)] = -1
+            types = np.array(encoded["token_type_ids"][i], np.uint8) * np.uint8(has_types)
+            yield Encoded(row, np.array(ids, np.int32), types, offsets)
 
 
 def require_fast(tokenizer: PreTrainedTokenizerBase) -> None:

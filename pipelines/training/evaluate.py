@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from bertvision.errors import BertvisionWarning, WorkspaceError
+from bertvision.errors import BertvisionWarning, UnknownNameError, WorkspaceError
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.format.records import Provenance
 from bertvision.featurestore.split import ActivationSplit
@@ -215,8 +215,8 @@ def is_evaluated(
     precision: str = "auto",
 ) -> bool:
     """Whether these weights were scored on these activations, in this way, before."""
-    folder = find_head(workspace, trained_on, name)
     try:
+        folder = find_head(workspace, trained_on, name)
         scores = read_record(_target(folder, tag, split) / "metrics.json", HeadScores, "")
         kind = read_run_config(folder).kind
         return (
@@ -224,7 +224,7 @@ def is_evaluated(
             and scores.precision == head_precision(precision, kind)
             and scores.activations == _activations(_splits(workspace, kind, tag, split))
         )
-    except (OSError, WorkspaceError):
+    except (OSError, WorkspaceError, UnknownNameError):  # one that is not trained is not scored
         return False
 
 

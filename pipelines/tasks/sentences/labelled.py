@@ -1,6 +1,6 @@
 """Labelled sentences: a user's own files, GLUE, and the sets of SentEval.
 
-How a data set is written is a row of `LABELLED`; what all of them share is `SentenceTask`. A source
+How a data set is written is a row of `GLUE` or `DOWNSTREAM`; the rest is `SentenceTask`. A source
 is a file, or a folder that holds the files under their names, each perhaps with ``.gz``; GLUE is
 read from the hub too.
 
@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bertvision.errors import InputError
 from bertvision.pipelines.tasks.data import Sentence, TaskConfig, TaskData
@@ -60,23 +60,16 @@ class LabelledSet(NamedTuple):
     cross-validated."""
     classes: tuple[str, ...] = ()
     """In the order of their indices; a file may also write their numbers. Empty: scores."""
+    hub_dev: str = "validation"
+    """Name of dev on the hub."""
     positive: int | None = None
     """The class that F1 is of."""
     phrases: bool = False
     """Whether train holds sentences together with their phrases."""
-    hub_dev: str = "validation"
-    """Name of dev on the hub."""
 
 
 def _glue(
-    folder: str,
-    texts: Sequence[tuple[str, ...]],
-    label: str,
-    *classes: str,
-    header: tuple[str, ...] = (),
-    dev: str = "dev",
-    positive: int | None = None,
-    phrases: bool = False,
+    folder: str, texts: Sequence[tuple[str, ...]], label: str, *classes: str, **facts: Any
 ) -> LabelledSet:
     """A task of GLUE.
 
@@ -86,27 +79,22 @@ def _glue(
             on the hub.
         label: Column of the label in the files; on the hub it is ``label``.
         classes: As the hub names them, in its order.
-        header: Columns of a file without a header line.
-        dev: Name of the file of dev.
-        positive: The class that F1 is of.
-        phrases: Whether train holds sentences together with their phrases.
+        **facts: ``header`` of a file without one, the name of the file of ``dev``, and fields of
+            `LabelledSet`.
     """
     columns = {name: Column(names) for name, names in zip(("text", "pair"), texts, strict=False)}
     columns["label"] = Column((label, "label"), "label")
     hint = "give the tsv files as GLUE ships them, or the data set of this task"
-    names = {"train": ("train.tsv",), "dev": tuple(dict.fromkeys((f"{dev}.tsv", "dev.tsv")))}
-    return LabelledSet(
-        Layout(columns, header, separator="\t", hint=hint),
-        {split: (*of, *(f"{folder}/{name}" for name in of)) for split, of in names.items()},
-        classes,
-        positive,
-        phrases,
-        dev.replace("dev", "validation"),
-    )
+    layout = Layout(columns, facts.pop("header", ()), separator="\t", hint=hint)
+    dev = facts.pop("dev", "dev")
+    names = {"train": ["train.tsv"], "dev": [*dict.fromkeys((f"{dev}.tsv", "dev.tsv"))]}
+    files = {split: [*of, *(f"{folder}/{name}" for name in of)] for split, of in names.items()}
+    return LabelledSet(layout, files, classes, dev.replace("dev", "validation"), **facts)
 
 
 _SENTENCE = (("sentence",),)
 _PAIR = (("sentence1",), ("sentence2",))
+_ENTAILED = ("entailment", "not_entailment")
 GLUE: dict[str, LabelledSet] = {
     "cola": _glue(
         *("CoLA", _SENTENCE, "label", "unacceptable", "acceptable"),
@@ -128,11 +116,9 @@ GLUE: dict[str, LabelledSet] = {
         *("entailment", "neutral", "contradiction"),
         dev="dev_matched",
     ),
-    "qnli": _glue(
-        *("QNLI", (("question",), ("sentence",)), "label", "entailment", "not_entailment")
-    ),
-    "rte": _glue("RTE", _PAIR, "label", "entailment", "not_entailment"),
-    "wnli": _glue("WNLI", _PAIR, "label", "not_entailment", "entailment"),
+    "qnli": _glue("QNLI", (("question",), ("sentence",)), "label", *_ENTAILED),
+    "rte": _glue("RTE", _PAIR, "label", *_ENTAILED),
+    "wnli": _glue("WNLI", _PAIR, "label", *reversed(_ENTAILED)),
 }
 """The tasks of GLUE by name; of MNLI, dev is the matched one."""
 
@@ -147,27 +133,19 @@ _PROBING = Layout(
     header=("split", "label", "sentence"),
     separator="\t",
 )
-PROBING: dict[str, LabelledSet] = {
-    name: LabelledSet(_PROBING, dict.fromkeys(PARTS, [f"{name}.txt"]))
-    for name in (
-        *("sentence_length", "word_content", "tree_depth", "top_constituents", "bigram_shift"),
-        *("past_present", "subj_number", "obj_number", "odd_man_out", "coordination_inversion"),
-    )
-}
-"""The probing tasks, from surface over syntax to semantics, in the order of their paper."""
-
 _DOWNSTREAM = Layout(
     {"label": Column(("label",), "label"), "text": Column(("sentence",))},
     header=("label", "sentence"),
     separator=" ",
 )
+_BINARY = ("0", "1")
 _TREC = {"train": ["TREC.train.all"], "test": ["TREC.test.all"]}
 DOWNSTREAM: dict[str, LabelledSet] = {
-    "mr": LabelledSet(_DOWNSTREAM, {"all": ["rt-polarity.all"]}, ("0", "1")),
-    "cr": LabelledSet(_DOWNSTREAM, {"all": ["custrev.all"]}, ("0", "1")),
-    "subj": LabelledSet(_DOWNSTREAM, {"all": ["subj.all"]}, ("0", "1")),
-    "mpqa": LabelledSet(_DOWNSTREAM, {"all": ["mpqa.all"]}, ("0", "1")),
-    "trec": LabelledSet(_DOWNSTREAM, _TREC, ("0", "1", "2", "3", "4", "5")),
+    "mr": LabelledSet(_DOWNSTREAM, {"all": ["rt-polarity.all"]}, _BINARY),
+    "cr": LabelledSet(_DOWNSTREAM, {"all": ["custrev.all"]}, _BINARY),
+    "subj": LabelledSet(_DOWNSTREAM, {"all": ["subj.all"]}, _BINARY),
+    "mpqa": LabelledSet(_DOWNSTREAM, {"all": ["mpqa.all"]}, _BINARY),
+    "trec": LabelledSet(_DOWNSTREAM, _TREC, tuple("012345")),
 }
 """The downstream sets by name."""
 
@@ -252,10 +230,9 @@ class ProbingTask(SentenceTask):
         Raises:
             InputError: the file is missing or malformed, or has no such split.
         """
-        spec = PROBING[self.name]
         if split not in PARTS:
             raise InputError(f"{self.name} has no split {split!r}: {', '.join(PARTS)}")
-        table = read_table(find_file(source, spec.files[split], self.name), spec.layout)
+        table = read_table(find_file(source, [f"{self.name}.txt"], self.name), _PROBING)
         labels = set()
 
         def of_split(raw: RawSentence) -> RawSentence | None:

@@ -15,10 +15,10 @@ arXiv:1705.02364, section 3.2) compare sentences: (u, v, |u − v|, u ∗ v).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -124,6 +124,12 @@ class PhraseTask(SentenceTask):
     kind = "phrases"
     tokens = "all"
     model_class = OwnOutput(PhrasePairLayer)
+    item: ClassVar[Any] = PhrasePair
+    schema: ClassVar[Mapping[str, Any]] = {
+        **SentenceTask.schema,
+        "first": pa.list_(pa.int32()),
+        "second": pa.list_(pa.int32()),
+    }
 
     def inputs(self, config: TaskConfig) -> dict[str, Column]:
         """Refused: phrases are marked in their sentences, as no typed text is."""
@@ -182,22 +188,6 @@ class PhraseTask(SentenceTask):
     def misfits(self, items: Sequence[Any], tokenizer: Any, config: TaskConfig) -> dict[str, str]:
         """Pairs with a phrase that has no token in its window (see `windows`)."""
         return _marked(items, tokenizer, config)[1]
-
-    def table(self, items: Sequence[Any]) -> pa.Table:
-        """The pairs as the store's text side, a row each."""
-        spans = pa.list_(pa.int32())
-        table = super().table(items)
-        for name in ("first", "second"):
-            column = pa.array([getattr(item, name) for item in items], spans)
-            table = table.append_column(name, column)
-        return table
-
-    def items_of(self, table: pa.Table) -> list[Any]:
-        """The inverse of `table`."""
-        return [
-            PhrasePair(**{**row, "first": tuple(row["first"]), "second": tuple(row["second"])})
-            for row in table.to_pylist()
-        ]
 
 
 def _marked(

@@ -22,10 +22,9 @@ window and the label is the pair's, with the splits of the data.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from bertvision.errors import InputError
 from bertvision.pipelines.tasks.data import Sentence, TaskConfig, TaskData
@@ -195,6 +194,12 @@ ANSWERS = ("no answer", "answer")
 class WikiqaTask(SentenceTask):
     """Queries and passages, unlabelled: the label is that of a pair."""
 
+    refusal = (
+        "no encoder can be fine-tuned on {name}, whose labels are of pairs of texts that are "
+        "encoded by themselves: fine-tune it on wikiqa_pairs, or use `bertvision rank {name} "
+        "--data {data}`"
+    )
+
     def splits(self, source: str) -> tuple[str, ...]:
         """Queries and passages, whichever of train, dev and test there are."""
         return SPLITS
@@ -210,18 +215,6 @@ class WikiqaTask(SentenceTask):
         data = read_ranking(source)
         items = data.queries if split == "queries" else data.passages
         return TaskData(items, data.sha256, data.skipped)
-
-    def check_data(self, items: Sequence[Sentence], source: str) -> NoReturn:
-        """Refuse to be trained on.
-
-        Raises:
-            InputError: always.
-        """
-        raise InputError(
-            f"no encoder can be fine-tuned on {self.name}, whose labels are of pairs of texts that "
-            f"are encoded by themselves: fine-tune it on wikiqa_pairs, or use `bertvision rank "
-            f"{self.name} --data {source}`"
-        )
 
 
 class WikiqaPairsTask(SentenceTask):

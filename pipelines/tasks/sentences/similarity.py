@@ -20,9 +20,10 @@ and ``dev.tsv``, or of ``sts-train.csv``, ``sts-dev.csv`` and ``sts-test.csv``. 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from bertvision.errors import InputError
 from bertvision.pipelines.tasks.data import Sentence, TaskConfig, TaskData
@@ -39,22 +40,27 @@ HIGH = 5
 """Score of what means the same, in all data sets."""
 
 
-def _layout(low: int, columns: Mapping[str, str], *, header: tuple[str, ...] = ()) -> Layout:
-    """The columns of a file, between tabs.
-
-    Args:
-        low: Score of what is not alike.
-        columns: Names of the columns ``first``, ``second``, ``score`` and perhaps ``label``.
-        header: Names of the columns of files without a header line, in their order.
-    """
-    kinds = {
-        "first": Column((columns["first"],), filled=True),
-        "second": Column((columns["second"],), filled=True),
-        "score": Column((columns["score"],), "score", range=(low, HIGH)),
-    }
-    if "label" in columns:
-        kinds["label"] = Column((columns["label"],), among=ENTAILMENT)
-    return Layout(kinds, header, separator="\t", ragged=True, hint="give the files as shipped")
+_STS = Layout(
+    {
+        "first": Column(("sentence1",), filled=True),
+        "second": Column(("sentence2",), filled=True),
+        "score": Column(("score",), "score", range=(0, HIGH)),
+    },
+    separator="\t",
+    ragged=True,
+    hint="give the files as they are shipped",
+)
+_BENCHMARK = ("genre", "filename", "year", "index", "score", "sentence1", "sentence2")
+_SUBSET = replace(_STS, header=("score", "sentence1", "sentence2"))
+_SICK = replace(
+    _STS,
+    columns={
+        "first": Column(("sentence_A",), filled=True),
+        "second": Column(("sentence_B",), filled=True),
+        "score": Column(("relatedness_score",), "score", range=(1, HIGH)),
+        "label": Column(("entailment_judgment",), among=ENTAILMENT),
+    },
+)
 
 
 class SimilaritySpec(NamedTuple):
@@ -74,12 +80,6 @@ class SimilaritySpec(NamedTuple):
         return self.layouts[0].columns["score"].range[0]
 
 
-_SICK = {"first": "sentence_A", "second": "sentence_B", "score": "relatedness_score"}
-_STS = {"first": "sentence1", "second": "sentence2", "score": "score"}
-_BENCHMARK = ("genre", "filename", "year", "index", "score", "sentence1", "sentence2")
-_SUBSET = _layout(0, _STS, header=("score", "sentence1", "sentence2"))
-
-
 def _year(year: int, *subsets: str) -> SimilaritySpec:
     name = f"STS{year % 100}"
     folders = (f"STS/{name}-en-test", f"{name}-en-test", name, str(year))
@@ -89,7 +89,7 @@ def _year(year: int, *subsets: str) -> SimilaritySpec:
 SIMILARITY: dict[str, SimilaritySpec] = {
     "sick": SimilaritySpec(
         ("SICK",),
-        (_layout(1, {**_SICK, "label": "entailment_judgment"}),),
+        (_SICK,),
         {
             "train": ("SICK_train.txt",),
             "dev": ("SICK_trial.txt",),
@@ -98,7 +98,7 @@ SIMILARITY: dict[str, SimilaritySpec] = {
     ),
     "sts_benchmark": SimilaritySpec(
         ("STS/STSBenchmark", "STSBenchmark", "STS-B"),
-        (_layout(0, _STS), _layout(0, _STS, header=_BENCHMARK)),
+        (_STS, replace(_STS, header=_BENCHMARK)),
         {
             "train": ("sts-train.csv", "train.tsv"),
             "dev": ("sts-dev.csv", "dev.tsv"),
@@ -263,6 +263,11 @@ SPLIT = "texts"
 class SimilarityTask(SentenceTask):
     """Sentences, unlabelled: the score is that of a pair."""
 
+    refusal = (
+        "no encoder can be fine-tuned on {name}, whose scores are of pairs of texts that are "
+        "encoded by themselves: use `bertvision similarity {name} --data {data}`"
+    )
+
     def splits(self, source: str) -> tuple[str, ...]:
         """All texts, of whichever parts and sub-sets there are."""
         return (SPLIT,)
@@ -277,14 +282,3 @@ class SimilarityTask(SentenceTask):
             raise InputError(f"{self.name} has no split {split!r}: {SPLIT} alone")
         data = read_similarity(self.name, source)
         return TaskData(data.texts, data.sha256, [])
-
-    def check_data(self, items: Sequence[Sentence], source: str) -> NoReturn:
-        """Refuse to be trained on.
-
-        Raises:
-            InputError: always.
-        """
-        raise InputError(
-            f"no encoder can be fine-tuned on {self.name}, whose scores are of pairs of texts that "
-            f"are encoded by themselves: use `bertvision similarity {self.name} --data {source}`"
-        )

@@ -8,9 +8,9 @@ the squared error of the score. The families of data sets differ in how they are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,14 +27,8 @@ from bertvision.pipelines.tasks.scores import Scores, class_answers
 from bertvision.pipelines.tasks.sentences.metrics import classification_metrics, regression_metrics
 from bertvision.pipelines.tasks.soundness import Example, linked
 from bertvision.pipelines.tasks.tables import Column
-from bertvision.pipelines.tasks.task import Task
-from bertvision.pipelines.tasks.windows import (
-    TEXTS_AT_ONCE,
-    Batch,
-    Int32Array,
-    Windows,
-    require_fast,
-)
+from bertvision.pipelines.tasks.task import Task, as_table
+from bertvision.pipelines.tasks.windows import Batch, Encoded, Windows, encode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -58,20 +52,13 @@ def sentence_windows(
         InputError: ``max_length`` leaves no room for a text, a sentence makes no token at all, or
             the tokenizer is not a fast one.
     """
-    require_fast(tokenizer)
-    special = tokenizer.num_special_tokens_to_add(pair=any(s.pair is not None for s in sentences))
-    if max_length < special + 2:
-        raise InputError(
-            f"windows of max_length {max_length} leave no room for a text beside {special} special "
-            f"tokens: give at least {special + 2}"
-        )
-    encodings = list(_encode(sentences, tokenizer, max_length))
-    for sentence, encoding in zip(sentences, encodings, strict=True):
-        if not len(encoding.ids):
-            raise InputError(
-                f"sentence {sentence.id!r} ({sentence.text!r}) makes no token, and the tokenizer "
-                "adds no special one: leave it out of the data"
-            )
+    encodings: list[Encoded] = []
+    for pair, run in groupby(sentences, key=lambda sentence: sentence.pair is not None):
+        group = list(run)
+        pairs = [sentence.pair or "" for sentence in group] if pair else None
+        texts = [sentence.text for sentence in group]
+        names = [f"sentence {sentence.id!r}" for sentence in group]
+        encodings += encode(texts, tokenizer, max_length=max_length, pairs=pairs, names=names)
     return Windows(
         input_ids=_joined([e.ids for e in encodings]),
         token_type_ids=_joined([e.types for e in encodings]).astype(np.uint8),
@@ -82,42 +69,7 @@ def sentence_windows(
     )
 
 
-class _Encoding(NamedTuple):
-    ids: Int32Array  # (tokens,)
-    types: Int32Array  # (tokens,)
-    offsets: Int32Array  # (tokens, 2)
-
-
-def _encode(
-    sentences: Sequence[Sentence], tokenizer: PreTrainedTokenizerBase, max_length: int
-) -> Iterator[_Encoding]:
-    """Each sentence or pair as the tokenizer's template has it, in order."""
-    has_types = "token_type_ids" in tokenizer.model_input_names
-    for start in range(0, len(sentences), TEXTS_AT_ONCE):
-        batch = sentences[start : start + TEXTS_AT_ONCE]
-        for pair, run in groupby(batch, key=lambda sentence: sentence.pair is not None):
-            group = list(run)
-            encoded = tokenizer(
-                [sentence.text for sentence in group],
-                [sentence.pair or "" for sentence in group] if pair else None,
-                padding=False,
-                truncation="longest_first",
-                max_length=max_length,
-                split_special_tokens=True,
-                return_attention_mask=False,
-                return_token_type_ids=True,
-                return_special_tokens_mask=True,
-                return_offsets_mapping=True,
-                verbose=False,
-            )
-            for i, ids in enumerate(encoded["input_ids"]):
-                offsets = np.array(encoded["offset_mapping"][i], np.int32).reshape(-1, 2)
-                offsets[np.array(encoded["special_tokens_mask"][i], bool)] = -1
-                types = np.array(encoded["token_type_ids"][i], np.int32) * has_types
-                yield _Encoding(np.array(ids, np.int32), types, offsets)
-
-
-def _joined(parts: list[Int32Array], empty: tuple[int, ...] = (0,)) -> Int32Array:
+def _joined(parts: list[npt.NDArray[Any]], empty: tuple[int, ...] = (0,)) -> npt.NDArray[Any]:
     return np.concatenate(parts) if parts else np.zeros(empty, np.int32)
 
 
@@ -138,6 +90,13 @@ class SentenceTask(Task):
     max_length = 128
     model_class: ClassVar[Any] = AutoModelForSequenceClassification
     linked = True
+    item: ClassVar[Any] = Sentence
+    schema: ClassVar[Mapping[str, Any]] = {
+        "id": pa.string(),
+        "text": pa.string(),
+        "pair": pa.string(),
+        "label": pa.int64(),
+    }
     positive: int | None = None
     """The class that F1 is of; None where no class is what is looked for."""
 
@@ -166,6 +125,7 @@ class SentenceTask(Task):
         Raises:
             InputError: the items differ in nothing that could be learned.
         """
+        super().check_data(items, source)
         if not items:
             raise InputError(f"{source} holds no sentence: give a file that has some")
         if missing := sum(item.label is None for item in items):
@@ -196,20 +156,7 @@ class SentenceTask(Task):
     def table(self, items: Sequence[Sentence]) -> pa.Table:
         """Sentences as the store's text side, a row each."""
         scores = any(isinstance(item.label, float) for item in items)
-        return pa.table(
-            {
-                "id": pa.array([item.id for item in items], pa.string()),
-                "text": pa.array([item.text for item in items], pa.string()),
-                "pair": pa.array([item.pair for item in items], pa.string()),
-                "label": pa.array(
-                    [item.label for item in items], pa.float64() if scores else pa.int64()
-                ),
-            }
-        )
-
-    def items_of(self, table: pa.Table) -> list[Sentence]:
-        """The inverse of `table`."""
-        return [Sentence(**row) for row in table.to_pylist()]
+        return as_table(items, {**self.schema, "label": pa.float64()} if scores else self.schema)
 
     def loss(self, output: Any, batch: Batch) -> Tensor:
         """Cross entropy, or the squared error of a score, summed over the windows."""

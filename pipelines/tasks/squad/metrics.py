@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bertvision.errors import BertvisionWarning, InputError
-from bertvision.pipelines.tasks.squad.read import Question, read_json, read_squad
+from bertvision.pipelines.tasks.source import read_text
+from bertvision.pipelines.tasks.squad.read import Question, read_squad
+from bertvision.pipelines.tasks.tables import parse_json
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -199,7 +201,7 @@ def score_files(
 
 
 def _read_mapping(path: Path) -> dict[str, Any]:
-    document, _ = read_json(Path(path))
+    document = parse_json(read_text(path)[0], path)
     if not isinstance(document, dict):
         raise InputError(
             f"{path}: expected an object of question ids, found {type(document).__name__}"

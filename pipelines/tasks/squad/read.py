@@ -11,22 +11,39 @@ Where SQuAD's questions come from: a file, or a split of a data set on the hub.
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from bertvision.errors import InputError
-from bertvision.pipelines.files import check_regular, sha256_of_files
-from bertvision.pipelines.tasks.source import load_hub, read_text, text_lines
+from bertvision.pipelines.tasks.source import read_text
+from bertvision.pipelines.tasks.tables import (
+    MAX_CHARACTERS,
+    Collector,
+    Column,
+    Layout,
+    Row,
+    check_text,
+    hub_table,
+    json_rows,
+    parse_json,
+    read_object,
+    read_table,
+)
 
-MAX_CHARACTERS = 500_000
-"""The longest context or question taken, in characters (SQuAD's longest context has 4,063)."""
+LAYOUT = Layout(
+    {
+        **{name: Column((name,), "json") for name in ("id", "question", "context", "answers")},
+        "is_impossible": Column(("is_impossible",), "json", optional=True),
+    },
+    quoted=True,
+    ragged=True,
+)
+"""Columns of files with a row for each question."""
 
 
 class Answer(NamedTuple):
@@ -65,116 +82,98 @@ class SquadData(NamedTuple):
     """Digest of the file's bytes, or of the canonical JSON of a hub split's questions."""
 
 
-class SquadReader:
+class SquadReader(Collector):
     """Collects validated questions, and what was skipped, of one source."""
 
     def __init__(self, source: str, skip_bad: bool) -> None:
-        self.source = source
-        self.skip_bad = skip_bad
-        self.questions: list[Question] = []
-        self.skipped: list[str] = []
-        self._where: dict[str, str] = {}  # question id → JSON path
+        super().__init__(source, skip_bad=skip_bad, noun="question")
         self._contexts: dict[str, str] = {}  # so that equal contexts are one object
-
-    @contextmanager
-    def _part(self) -> Iterator[None]:
-        """A part that `skip_bad` may leave out."""
-        try:
-            yield
-        except InputError as error:
-            if not self.skip_bad:
-                raise
-            self.skipped.append(f"{self.source}: {error}")
 
     def document(self, document: Any) -> str | None:
         """All articles of a file; returns the version that it states."""
-        articles = _field(_typed(document, "the document", dict), "data", "", list)
-        if not articles:
-            raise InputError("data: holds no articles")
-        version: str | None = None
-        if type(document.get("version")) in (int, float):  # as annotation tools write it
-            version = str(document["version"])
-        elif "version" in document:
-            version = _field(document, "version", "", str)
+        try:
+            articles = _field(_typed(document, "the document", dict), "data", list)
+            if not articles:
+                raise InputError("data: holds no articles")
+            version: str | None = None
+            if type(document.get("version")) in (int, float):  # as annotation tools write it
+                version = str(document["version"])
+            elif "version" in document:
+                version = _field(document, "version", str)
+        except InputError as error:
+            raise InputError(f"{self.source}: {error}") from error
         for i, article in enumerate(articles):
-            self._article(article, f"data[{i}]")
+            paragraphs: list[Any] = []
+            with self.part(place := f"data[{i}]"):
+                paragraphs = _field(_typed(article, "the article", dict), "paragraphs", list)
+                if not paragraphs:
+                    raise InputError("paragraphs: holds no paragraphs")
+            for k, paragraph in enumerate(paragraphs):
+                self._paragraph(paragraph, f"{place}.paragraphs[{k}]")
         return version
 
-    def _article(self, article: Any, at: str) -> None:
-        with self._part():
-            paragraphs = _field(_typed(article, at, dict), "paragraphs", at, list)
-            if not paragraphs:
-                raise InputError(f"{at}.paragraphs: holds no paragraphs")
-            for i, paragraph in enumerate(paragraphs):
-                with self._part():
-                    self._paragraph(paragraph, f"{at}.paragraphs[{i}]")
+    def _paragraph(self, paragraph: Any, place: str) -> None:
+        context, questions = "", list[Any]()
+        with self.part(place):
+            context = _text(_typed(paragraph, "the paragraph", dict), "context")
+            questions = _field(paragraph, "qas", list)
+        for i, qa in enumerate(questions):
+            with self.part(at := f"{place}.qas[{i}]"):
+                self.take(self._question(_typed(qa, "the question", dict), context), at)
 
-    def _paragraph(self, paragraph: Any, at: str) -> None:
-        context = _text(_typed(paragraph, at, dict), "context", at)
-        for i, qa in enumerate(_field(paragraph, "qas", at, list)):
-            with self._part():
-                self._question(qa, context, f"{at}.qas[{i}]")
-
-    def row(self, row: dict[str, Any], at: str) -> None:
-        """A row of a data set: answers are two lists, or objects as in SQuAD's own files.
+    def rows(self, rows: Iterable[Row]) -> None:
+        """Rows of a data set: answers are two lists, or objects as in SQuAD's own files.
 
         A row without answers is an unanswerable question.
         """
-        with self._part():
-            answers = _row_answers(_typed(row, at, dict), at)
-            told = row.get("is_impossible") in (True, "true", "True", "1")
-            qa = {**row, "answers": answers, "is_impossible": told or not answers}
-            self._question(qa, _text(row, "context", at), at)
+        for row in rows:
+            with self.part(row.place):
+                qa = row.fields
+                answers = _row_answers(qa["answers"])
+                told = qa.get("is_impossible") in (True, "true", "True", "1")
+                qa |= {"answers": answers, "is_impossible": told or not answers}
+                self.take(self._question(qa, _text(qa, "context")), row.place)
 
-    def _question(self, qa: Any, context: str, at: str) -> None:
-        if type(_typed(qa, at, dict).get("id")) is int:  # as annotation tools number them
+    def _question(self, qa: dict[str, Any], context: str) -> Question:
+        if type(qa.get("id")) is int:  # as annotation tools number them
             qa = {**qa, "id": str(qa["id"])}
-        question_id = _text(qa, "id", at)
-        question = _text(qa, "question", at)
+        question_id, question = _text(qa, "id"), _text(qa, "question")
         if not question_id:
-            raise InputError(f"{at}.id: is empty")
-        if first := self._where.get(question_id):
-            raise InputError(f"{at}.id: {question_id!r} is already the id of {first}")
-        impossible = "is_impossible" in qa and _field(qa, "is_impossible", at, bool)
+            raise InputError("id: is empty")
         answers = tuple(
-            _answer(answer, context, f"{at}.answers[{i}]")
-            for i, answer in enumerate(_field(qa, "answers", at, list))
+            _answer(_typed(answer, f"answers[{i}]", dict), context, f"answers[{i}].")
+            for i, answer in enumerate(_field(qa, "answers", list))
         )
+        impossible = _field(qa, "is_impossible", bool) if "is_impossible" in qa else not answers
         if impossible and answers:
             raise InputError(
-                f"{at}.answers: holds {len(answers)}, but is_impossible is true: an unanswerable "
+                f"answers: holds {len(answers)}, but is_impossible is true: an unanswerable "
                 "question has answers []"
             )
-        if "is_impossible" not in qa:
-            impossible = not answers
         if not impossible and not answers:
             raise InputError(
-                f"{at}.answers: is empty, but is_impossible is false: an answerable question "
-                "has at least one answer"
+                "answers: is empty, but is_impossible is false: an answerable question has at "
+                "least one answer"
             )
-        self._where[question_id] = at
         context = self._contexts.setdefault(context, context)
-        self.questions.append(Question(question_id, question, context, answers, impossible))
+        return Question(question_id, question, context, answers, impossible)
 
     def finish(self, version: str | None, digest: str | None) -> SquadData:
         """Data that were read; what is None is made from the questions."""
-        if not self.questions:
-            why = f" after skipping {len(self.skipped)}: {self.skipped[0]}" if self.skipped else ""
-            raise InputError(f"holds no questions{why}")
+        self.require(self.items)
         if version is None:
-            version = "v2.0" if any(q.is_impossible for q in self.questions) else "v1.1"
-        return SquadData(self.questions, version, self.skipped, digest or _digest(self.questions))
+            version = "v2.0" if any(q.is_impossible for q in self.items) else "v1.1"
+        return SquadData(self.items, version, self.skipped, digest or _digest(self.items))
 
 
-def _row_answers(row: dict[str, Any], at: str) -> list[Any]:
+def _row_answers(answers: Any) -> list[Any]:
     """The answers of a row, an object each; of a table of texts they are written as JSON."""
-    place, answers = f"{at}.answers", row.get("answers", ())
     if isinstance(answers, str):
         try:
             answers = json.loads(answers) if answers.strip() else []
         except (ValueError, RecursionError) as error:
             raise InputError(
-                f"{place}: {_short(answers)} is no JSON ({error}): write answers as "
+                f"answers: {_short(answers)} is no JSON ({error}): write answers as "
                 '{"text": ["Anna"], "answer_start": [0]}, with nothing between [ and ] where there '
                 "is no answer"
             ) from error
@@ -182,25 +181,23 @@ def _row_answers(row: dict[str, Any], at: str) -> list[Any]:
         return []
     if isinstance(answers, list):
         return answers
-    columns = _field({"answers": answers} if "answers" in row else {}, "answers", at, dict)
-    texts = _field(columns, "text", place, list)
-    starts = _field(columns, "answer_start", place, list)
+    columns = _typed(answers, "answers", dict)
+    texts = _field(columns, "text", list, "answers.")
+    starts = _field(columns, "answer_start", list, "answers.")
     if len(texts) != len(starts):
-        raise InputError(f"{place}: has {len(texts)} texts but {len(starts)} answer_starts")
-    return [
-        {"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)
-    ]
+        raise InputError(f"answers: has {len(texts)} texts but {len(starts)} answer_starts")
+    pairs = zip(texts, starts, strict=True)
+    return [{"text": text, "answer_start": start} for text, start in pairs]
 
 
-def _answer(answer: Any, context: str, at: str) -> Answer:
-    text = _text(_typed(answer, at, dict), "text", at)
-    start = _field(answer, "answer_start", at, int)
+def _answer(answer: dict[str, Any], context: str, at: str) -> Answer:
+    text, start = _text(answer, "text", at), _field(answer, "answer_start", int, at)
     if not text:
-        raise InputError(f"{at}.text: is empty")
+        raise InputError(f"{at}text: is empty")
     if start < 0 or not context.startswith(text, start):
         text_there = context[start : start + len(text)] if start >= 0 else ""
         raise InputError(
-            f"{at}.answer_start: {start} does not match: the context has {_short(text_there)} "
+            f"{at}answer_start: {start} does not match: the context has {_short(text_there)} "
             f"there, not the answer {_short(text)}"
         )
     return Answer(text, start)
@@ -210,35 +207,21 @@ _Json = TypeVar("_Json", dict[str, Any], list[Any], str, int, bool)
 _NAMES = {dict: "an object", list: "a list", str: "a string", int: "an integer", bool: "a boolean"}
 
 
-def _typed(value: Any, at: str, kind: type[_Json]) -> _Json:
+def _typed(value: Any, name: str, kind: type[_Json]) -> _Json:
     if type(value) is not kind:  # isinstance would take true for an integer
         type_name = _NAMES.get(type(value)) or json.dumps(value)
-        raise InputError(f"{at}: expected {_NAMES[kind]}, found {type_name}")
+        raise InputError(f"{name}: expected {_NAMES[kind]}, found {type_name}")
     return value
 
 
-def _field(holder: dict[str, Any], key: str, at: str, kind: type[_Json]) -> _Json:
-    place = f"{at}.{key}" if at else key
+def _field(holder: dict[str, Any], key: str, kind: type[_Json], at: str = "") -> _Json:
     if key not in holder:
-        raise InputError(f"{place}: is missing")
-    return _typed(holder[key], place, kind)
+        raise InputError(f"{at}{key}: is missing")
+    return _typed(holder[key], f"{at}{key}", kind)
 
 
-def _text(holder: dict[str, Any], key: str, at: str) -> str:
-    value = _field(holder, key, at, str)
-    if len(value) > MAX_CHARACTERS:
-        raise InputError(
-            f"{at}.{key}: has {len(value):,} characters, but at most {MAX_CHARACTERS:,} are taken: "
-            "split it into paragraphs"
-        )
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise InputError(
-            f"{at}.{key}: has the lone surrogate {value[error.start]!r} at character "
-            f"{error.start}, which is no Unicode text"
-        ) from error
-    return value
+def _text(holder: dict[str, Any], key: str, at: str = "") -> str:
+    return check_text(_field(holder, key, str, at), f"{at}{key}:", MAX_CHARACTERS)
 
 
 def _short(text: str) -> str:
@@ -253,9 +236,9 @@ def _digest(questions: Sequence[Question]) -> str:
     return digest.hexdigest()
 
 
-FORMS = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
+_ROWS = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
+FORMS = (".json", *_ROWS)
 """Ends of the names of files with questions."""
-_COLUMNS = ("id", "question", "context", "answers")
 
 
 def read_squad(path: Path, *, skip_bad: bool = False) -> SquadData:
@@ -276,22 +259,21 @@ def read_squad(path: Path, *, skip_bad: bool = False) -> SquadData:
         InputError: the file or a part of it is malformed; names the file, the JSON path and why.
     """
     path = Path(path)
-    form = Path(path.name.removesuffix(".gz")).suffix
     reader = SquadReader(str(path), skip_bad)
-    if form != ".parquet":
-        text, digest = read_text(path)
-    with _at(str(path)):
-        if form == ".parquet":
-            return _of_rows(reader, _parquet(path), sha256_of_files([path]))
-        if form in (".csv", ".tsv"):
-            return _of_rows(reader, _table(text, form), digest)
-        if form in (".jsonl", ".ndjson") or _is_lines(text):
-            return _of_rows(reader, _json_lines(text), digest)
-        document = _parsed(text, "")
-        rows = document.get("data") if isinstance(document, dict) else document
-        if isinstance(rows, list) and rows and isinstance(rows[0], dict) and "context" in rows[0]:
-            return _of_rows(reader, ((f"[{i}]", row) for i, row in enumerate(rows)), digest)
-        return reader.finish(reader.document(document), digest)
+    if path.name.removesuffix(".gz").endswith(_ROWS):
+        table = read_table(path, LAYOUT, forms=_ROWS)
+        reader.rows(table.rows)
+        return reader.finish(None, table.sha256)
+    text, digest = read_text(path)
+    if _is_lines(text):
+        reader.rows(json_rows(text, [LAYOUT]))
+        return reader.finish(None, digest)
+    document = parse_json(text, path)
+    rows = document.get("data") if isinstance(document, dict) else document
+    if isinstance(rows, list) and rows and isinstance(rows[0], dict) and "context" in rows[0]:
+        reader.rows(Row(i, partial(read_object, x, [LAYOUT]), "row") for i, x in enumerate(rows))
+        return reader.finish(None, digest)
+    return reader.finish(reader.document(document), digest)
 
 
 def load_squad(source: str, split: str, *, skip_bad: bool = False) -> SquadData:
@@ -311,33 +293,10 @@ def load_squad(source: str, split: str, *, skip_bad: bool = False) -> SquadData:
     if path.is_file() or source.endswith((".gz", *FORMS)):
         return read_squad(path, skip_bad=skip_bad)
     hub_split = "validation" if split == "dev" else split
-    rows = load_hub(source, hub_split, ["answers", "context", "id", "question"])
-    where = f"{source} ({hub_split})"
-    with _at(where):
-        reader = SquadReader(where, skip_bad)
-        for i, row in enumerate(rows):
-            reader.row(row, f"[{i}]")
-        return reader.finish(None, None)
-
-
-def read_json(path: Path) -> tuple[Any, str]:
-    """Parse a ``.json`` or ``.json.gz`` file of UTF-8.
-
-    Returns:
-        (what it holds, SHA-256 of the file's bytes in hex).
-
-    Raises:
-        InputError: the file cannot be read, decompressed, decoded or parsed.
-    """
-    text, digest = read_text(path)
-    return _parsed(text, f"{path}: "), digest
-
-
-def _of_rows(reader: SquadReader, rows: Iterable[tuple[str, Any]], digest: str) -> SquadData:
-    """The questions of rows, each with its place in the file."""
-    for place, row in rows:
-        reader.row(row, place)
-    return reader.finish(None, digest)
+    table = hub_table(source, hub_split, LAYOUT)
+    reader = SquadReader(table.source, skip_bad)
+    reader.rows(table.rows)
+    return reader.finish(None, None)
 
 
 def _is_lines(text: str) -> bool:
@@ -349,59 +308,3 @@ def _is_lines(text: str) -> bool:
         return isinstance(json.loads(first), dict)
     except (ValueError, RecursionError):
         return False
-
-
-def _json_lines(text: str) -> Iterator[tuple[str, Any]]:
-    for line in text_lines(text):
-        yield f"line {line.number}", _parsed(line.text, f"line {line.number}: ")
-
-
-def _table(text: str, form: str) -> Iterator[tuple[str, Any]]:
-    """The rows of CSV, or of values between tabs."""
-    csv.field_size_limit((1 << 31) - 1)  # contexts are checked by their own length
-    lines = io.StringIO(text, newline="")
-    reader = csv.DictReader(lines, strict=True, delimiter="," if form == ".csv" else "\t")
-    try:
-        columns = reader.fieldnames or []
-        if missing := [name for name in _COLUMNS if name not in columns]:
-            raise InputError(f"line 1: has the columns {list(columns)}, but not {missing}")
-        for row in reader:
-            yield f"line {reader.line_num}", {k: v for k, v in row.items() if v is not None}
-    except csv.Error as error:
-        raise InputError(
-            f"line {reader.line_num}: is no CSV ({error}): write a quotation mark in a quoted "
-            "field twice"
-        ) from error
-
-
-def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        with pq.ParquetFile(check_regular(path)) as file:
-            if missing := [name for name in _COLUMNS if name not in file.schema_arrow.names]:
-                raise InputError(f"has the columns {file.schema_arrow.names}, but not {missing}")
-            columns = [*_COLUMNS, *({"is_impossible"} & set(file.schema_arrow.names))]
-            batches = file.iter_batches(columns=columns)
-            rows = (row for batch in batches for row in batch.to_pylist())
-            for i, row in enumerate(rows):
-                yield f"[{i}]", {k: v for k, v in row.items() if v is not None}
-    except (OSError, pa.ArrowException) as error:
-        raise InputError(f"is no whole Parquet file: {error}") from error
-
-
-def _parsed(text: str, place: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{place}is not JSON that can be read: {error}") from error
-
-
-@contextmanager
-def _at(source: str) -> Iterator[None]:
-    """Put the source in front of the message of an InputError."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(f"{source}: {error}") from error.__cause__

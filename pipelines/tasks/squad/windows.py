@@ -23,7 +23,7 @@ import pyarrow as pa
 from bertvision.errors import InputError
 from bertvision.pipelines.tasks.data import TaskConfig, TaskData
 from bertvision.pipelines.tasks.soundness import Example
-from bertvision.pipelines.tasks.source import named_split, on_hub
+from bertvision.pipelines.tasks.source import named_split, on_hub, only_file
 from bertvision.pipelines.tasks.squad.read import FORMS, Answer, Question, load_squad
 from bertvision.pipelines.tasks.tables import Column
 from bertvision.pipelines.tasks.task import Labels, Task
@@ -227,6 +227,12 @@ class QuestionTask(Task):
         "answerable_only",
     )
     words = ("contexts", "questions")
+    schema: ClassVar[Mapping[str, Any]] = {
+        "id": pa.string(),
+        "question": pa.string(),
+        "context": pa.string(),
+        "is_impossible": pa.bool_(),
+    }
 
     def splits(self, source: str) -> tuple[str, ...]:
         """Train and dev; those of them that a folder holds, or the one that a file is named for.
@@ -287,26 +293,12 @@ class QuestionTask(Task):
         """Questions as the store's text side; row i is what ``question_index`` i names."""
         answers = [[a._asdict() for a in q.answers] for q in items]
         kind = pa.list_(pa.struct([("text", pa.string()), ("answer_start", pa.int64())]))
-        return pa.table(
-            {
-                "id": [q.id for q in items],
-                "question": [q.question for q in items],
-                "context": [q.context for q in items],
-                "answers": pa.array(answers, kind),
-                "is_impossible": [q.is_impossible for q in items],
-            }
-        )
+        return super().table(items).add_column(3, "answers", pa.array(answers, kind))
 
     def items_of(self, table: pa.Table) -> list[Question]:
         """The inverse of `table`."""
         return [
-            Question(
-                id=row["id"],
-                question=row["question"],
-                context=row["context"],
-                answers=tuple(Answer(**answer) for answer in row["answers"]),
-                is_impossible=row["is_impossible"],
-            )
+            Question(**{**row, "answers": tuple(Answer(**answer) for answer in row["answers"])})
             for row in table.to_pylist()
         ]
 
@@ -323,15 +315,7 @@ def _file(folder: Path, split: str) -> Path | None:
     """The file of a split in a folder; None without one, and in a folder of Parquet files."""
     if not folder.is_dir() or on_hub(str(folder)):
         return None
-    ends = [f"{form}{end}" for form in FORMS for end in ("", ".gz")]
-    files = sorted(p for end in ends for p in folder.glob(f"{split}*{end}"))
-    later = [path for path in files if "-v1.1" not in path.name]
-    if len(files) < 2 or len(later) == 1:
-        return next(iter(later or files), None)
-    raise InputError(
-        f"{folder}: holds {' and '.join(path.name for path in files)}, each of which may be "
-        f"{split}: give the files with --train and --dev, or leave one in the folder"
-    )
+    return only_file(folder, [f"{split}*{form}" for form in FORMS], split, older="-v1.1")
 
 
 def window_labels(windows: Windows) -> npt.NDArray[np.int8]:
