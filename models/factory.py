@@ -24,13 +24,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bertvision.errors import InputError, UnknownNameError
 from bertvision.models import Kind
+from bertvision.models.heads import SpanHead
 from bertvision.models.zoo import HEADS as HEADS
 from bertvision.models.zoo import HeadSpec as HeadSpec
 from bertvision.models.zoo import check_head, plugins
 from bertvision.plugins import load_class
 
 _TOKENS = 64  # of a window, so that convolutions over tokens see what they usually see
-_COSTLY = {"span": 0.25, "classification": 8.0}
+_COSTLY = {"span": 0.25, "token": 0.25, "classification": 8.0}
 """Multiplications per token that are too many where all heads are meant, in parts of the encoder's.
 A span head then takes about as long to train as the encoder to run; a classification head sees one
 token of a window of a hundred and more."""
@@ -110,15 +111,19 @@ class HeadInfo(NamedTuple):
     """Where it was described; of a plugin, the class."""
 
 
-def build_head(name: str, *, layers: int, hidden: int, classes: int = 2) -> nn.Module:
+def build_head(
+    name: str, *, layers: int, hidden: int, classes: int = 2, kind: Kind | None = None
+) -> nn.Module:
     """Make a head with fresh weights, from torch's global random generator.
 
     Args:
         name: a name of the registry or of a plugin, or a dotted path ``package.module:Class``.
         layers: number of hidden states of the encoder, the embedding output included.
         hidden: width of the hidden states.
-        classes: logits of a classification head, 1 for a score; span heads have nothing to do with
-            it.
+        classes: Number of logits of a classification head, 1 for a score; of a token with
+            ``kind`` token; span heads have nothing to do with it.
+        kind: ``token`` gives a span head an output layer for the classes of each token; None, and
+            any other, leaves a head what it is.
 
     Raises:
         UnknownNameError: no head has this name.
@@ -157,6 +162,13 @@ def build_head(name: str, *, layers: int, hidden: int, classes: int = 2) -> nn.M
             f"head {name!r} is for two classes, and there are {classes} (1: a score): its class "
             "must take the keyword argument 'classes'"
         )
+    if kind == "token":
+        if not isinstance(head, SpanHead):
+            raise InputError(
+                f"head {name!r} labels no words: its class must inherit from bertvision.SpanHead, "
+                "whose output layer is made for the classes of tokens"
+            )
+        head.label_tokens(classes)
     return head
 
 
@@ -179,6 +191,7 @@ def describe_heads(
     """
     if kind not in (None, *get_args(Kind)):
         raise UnknownNameError(f"there is no kind {kind!r} of heads: {' or '.join(get_args(Kind))}")
+    kind = "span" if kind == "token" else kind  # which learn both
     registered = [name for name, spec in HEADS.items() if kind in (None, spec.kind)]
     infos = (describe_head(name, layers, hidden) for name in [*registered, *sorted(plugins())])
     return [info for info in infos if kind in (None, info.kind)]

@@ -15,7 +15,13 @@ from torch import Tensor, nn
 
 from bertvision.errors import InputError
 from bertvision.models import Kind
-from bertvision.models.outputs import ClassOutput, SpanOutput, pad_packed, without_autocast
+from bertvision.models.outputs import (
+    ClassOutput,
+    SpanOutput,
+    TokenOutput,
+    pad_packed,
+    without_autocast,
+)
 from bertvision.models.pooling import (
     IndependentAdapter,
     Pooling,
@@ -52,9 +58,7 @@ class Head(nn.Module, ABC):
             raise InputError(f"{outputs} outputs: a head needs a logit for each class, or one")
         self.layers = layers
         self.hidden = hidden
-        self.output = nn.Linear(width, outputs)
-        nn.init.normal_(self.output.weight, std=0.02)
-        nn.init.zeros_(self.output.bias)
+        self.output = _output_layer(width, outputs)
 
     @abstractmethod
     def features(self, hidden_states: Tensor, lengths: Tensor) -> Sequence[Tensor]:
@@ -109,12 +113,31 @@ class Head(nn.Module, ABC):
             )
 
 
+def _output_layer(width: int, outputs: int) -> nn.Linear:
+    layer = nn.Linear(width, outputs)
+    nn.init.normal_(layer.weight, std=0.02)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
 class SpanHead(Head):
-    """Base of the span heads: the logits of a token are its scores as start and as end."""
+    """Base of the span heads: the logits of a token are its scores as start and as end.
 
-    kind = "span"
+    After `label_tokens` they are its scores for classes.
+    """
 
-    def forward(self, hidden_states: Tensor, lengths: Tensor) -> SpanOutput:
+    kind: Kind = "span"  # type: ignore[misc]  # of a head for tokens it is that of the object
+
+    def label_tokens(self, classes: int) -> None:
+        """Give the head an output layer, with fresh weights, for the classes of each token.
+
+        Args:
+            classes: Number of classes.
+        """
+        self.kind = "token"
+        self.output = _output_layer(self.output.in_features, classes)
+
+    def forward(self, hidden_states: Tensor, lengths: Tensor) -> SpanOutput | TokenOutput:
         """Logits of every token.
 
         Args:
@@ -123,13 +146,17 @@ class SpanHead(Head):
             lengths: (batch,) int64, tokens per example.
 
         Returns:
-            Logits, each (batch, max(lengths)), padded with the dtype's smallest finite number.
+            Logits, each (batch, max(lengths)), padded with the dtype's smallest finite number; of
+            classes (batch, max(lengths), classes), padded with zeros.
 
         Raises:
             InputError: the shapes do not fit this head or each other.
         """
         self.check(hidden_states)
-        return span_output(self.logits(self.features(hidden_states, lengths)), lengths)
+        logits = self.logits(self.features(hidden_states, lengths))
+        if self.kind == "token":
+            return TokenOutput(pad_packed(logits, lengths, fill=0.0))
+        return span_output(logits, lengths)
 
 
 class PoolingSpanHead(SpanHead):

@@ -21,6 +21,13 @@ class SpanOutput(NamedTuple):
     """(batch, seq): padded with the smallest finite number of the dtype."""
 
 
+class TokenOutput(NamedTuple):
+    """Scores of every token of a batch for its classes."""
+
+    logits: Tensor
+    """(batch, seq, classes): padded with zeros."""
+
+
 class ClassOutput(NamedTuple):
     """Scores of every example of a batch for its classes, or the one score that it is given."""
 

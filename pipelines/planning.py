@@ -485,6 +485,7 @@ def _rows(plan: TrainingPass) -> dict[Run, PlannedRun]:
         layers=len(plan.layers),
         hidden=plan.split.record.hidden_size,
         classes=plan.classes,
+        kind=plan.kind,
         device="meta",
     )
     begun = (plan.folder / "resume.ckpt").is_file() if plan.todo else False

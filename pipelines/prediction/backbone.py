@@ -217,7 +217,7 @@ class _Gathered:
         """
         of_member = self._parts.setdefault(member, {})
         for name, values in task.logits(output).items():
-            ragged = task.kind == "span"
+            ragged = task.of_tokens
             values = values.float().cpu()
             parts = of_member.setdefault(name, [np.empty(0, np.float32)] * self._windows)
             for row, n, one in zip(rows.tolist(), lengths.tolist(), values, strict=True):

@@ -118,9 +118,8 @@ def _sums(result: Result, answered: _Items) -> dict[str, Floats]:
     values: dict[str, Floats] = {}
     if answered.task.ratios:
         parts = [answered.task.parts(item, said[item.id]) for item in answered.items]
-        values = {
-            m: np.array([part[m] for part in parts], np.float64) for m in answered.task.ratios
-        }
+        ratios = [metric for metric in answered.task.ratios if metric in parts[0]]
+        values = {m: np.array([part[m] for part in parts], np.float64) for m in ratios}
     elif kind_of_metrics(metrics) == "span":
         scores = [
             _span(answered, row, str(said[item.id])) for row, item in enumerate(answered.items)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -241,10 +241,11 @@ def _build(config: RunConfig, folder: Path) -> nn.Module:
     Raises:
         WorkspaceError: they are not.
     """
-    made = {
+    made: dict[str, Any] = {
         "layers": len(config.layers),
         "hidden": config.hidden_size,
         "classes": config.classes,
+        "kind": config.kind,
     }
     with torch.device("meta"):  # of which nothing is allocated, whatever a configuration says
         plan = build_head(config.head, **made)

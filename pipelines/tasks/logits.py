@@ -29,11 +29,12 @@ if TYPE_CHECKING:
 _NAMES: dict[TaskKind, tuple[str, ...]] = {
     "classification": ("logits",),
     "span": ("start_logits", "end_logits"),
+    "token": ("token_logits",),
     "tree": ("arcs", "relations"),
     "order": ("scores",),
 }
 """Names of the arrays of each kind."""
-_DIMENSIONS = {"logits": 2, "relations": 2}
+_DIMENSIONS = {"logits": 2, "token_logits": 2, "relations": 2}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -83,6 +83,16 @@ METRICS: dict[str, Metric] = {
         "Oracle F1: with the best threshold for the scored questions themselves (best_f1 of the "
         "official script), which no system can know.",
     ),
+    "entity_f1": Metric(
+        "entity F1",
+        "Entity F1 is that of whole entities with the right kind, precision and recall are its "
+        "parts; surface F1 counts an entity once, however often it occurs.",
+        whole=True,
+        comparable=True,
+    ),
+    "entity_precision": Metric("precision"),
+    "entity_recall": Metric("recall"),
+    "surface_f1": Metric("surface F1"),
     "las": Metric(
         "LAS",
         "LAS is the share of words with the right head and relation; punctuation counts, and so do "

@@ -20,7 +20,7 @@ from bertvision.plugins import is_dotted_path, load_class, offered
 if TYPE_CHECKING:
     from bertvision.models import Kind
 
-TaskKind = Literal["span", "classification", "tree", "phrases", "order"]
+TaskKind = Literal["span", "classification", "token", "tree", "phrases", "order"]
 """Subject of the logits of a task: those of heads (`models.Kind`); and what no head on stored
 states learns, ``tree``, a head and a relation for each word, ``phrases``, the class of a pair of
 spans, and ``order``, that of sentences."""
@@ -86,6 +86,7 @@ TASKS: dict[str, TaskEntry] = {
     "wikiqa_pairs": _sentences("ranking:WikiqaPairsTask", "f1"),
     **dict.fromkeys(_SIMILARITY, _sentences("similarity:SimilarityTask", "spearman", learns=False)),
     "treebank": _task("treebank:TreebankTask", max_length=128, learns=False),
+    "tagging": _task("tagging:TaggingTask", "entity_f1", max_length=128, kind="token"),
     "parsing": _task("parsing:ParsingTask", "las", max_length=128, kind="tree"),
     "phrases": _task("sentences.phrases:PhraseTask", "accuracy", max_length=128, kind="phrases"),
     "ordering": _task("ordering:OrderingTask", "tau", kind="order"),
@@ -155,7 +156,7 @@ def head_kind(name: str) -> Kind:
         InputError: no head learns it: what it predicts is neither a span nor a class of a window.
     """
     kind = find_task(name).kind
-    if kind == "span" or kind == "classification":
+    if kind == "span" or kind == "classification" or kind == "token":
         return kind
     raise InputError(
         f"no head learns the task {name}, and no student: its output layer reads all tokens at "

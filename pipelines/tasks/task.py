@@ -81,6 +81,11 @@ class Task(ABC):
         """Settings of the model's configuration beside those of the checkpoint."""
         return {}
 
+    @property
+    def of_tokens(self) -> bool:
+        """Whether logits are of tokens, and not of windows."""
+        return self.kind in ("span", "token")
+
     @abstractmethod
     def splits(self, source: str) -> tuple[str, ...]:
         """The splits that a source offers, such as ``("train", "dev")``; ``("all",)`` has no parts.
@@ -207,10 +212,10 @@ class Task(ABC):
             output: Output of the model for ``batch.inputs``.
             batch: with marks; its labels are not read.
         """
-        spans = self.kind == "span"
-        lengths = batch.attention_mask.sum(1).tolist() if spans else [1] * len(batch.input_ids)
+        ragged = self.of_tokens
+        lengths = batch.attention_mask.sum(1).tolist() if ragged else [1] * len(batch.input_ids)
         return {
-            name: [one[:n] if spans else one[None] for one, n in zip(values, lengths, strict=True)]
+            name: [one[:n] if ragged else one[None] for one, n in zip(values, lengths, strict=True)]
             for name, values in self.logits(output).items()
         }
 

@@ -98,7 +98,6 @@ def run_over(
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     modules = [module.to(where) for module in modules]
     outputs: list[dict[str, list[torch.Tensor]]] = [{} for _ in modules]
-    spans = task.kind == "span"
     with progress(len(split), desc, "example") as bar:
         for packed in loader:
             batch = decoded(packed.to(where), dtype)
@@ -108,7 +107,7 @@ def run_over(
                 with autocast(precision, where):
                     output = module(batch.hidden_states, batch.lengths)
                 for name, values in task.logits(output).items():
-                    real_values = values[real] if spans else values
+                    real_values = values[real] if task.of_tokens else values
                     parts.setdefault(name, []).append(real_values.float().cpu())
             bar.update(len(packed))
     return [
@@ -120,7 +119,7 @@ def _windows_of(split: ActivationSplit, task: Task) -> WindowIndex:
     """The windows of a split as it is stored."""
     plan = split.plan
     offset_mapping = None
-    if task.kind == "span":
+    if task.of_tokens:
         n = plan.n_tokens.astype(np.int64)
         within = np.arange(plan.total_tokens) - np.repeat(np.cumsum(n) - n, n)
         offset_mapping = split.array("offset_mapping")[np.repeat(plan.first_token, n) + within]

@@ -17,6 +17,7 @@ from pytorch_lightning.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
 
 from bertvision.errors import NonFiniteError, WorkspaceError
+from bertvision.models import Kind
 from bertvision.models.convolution import recompute_statistics
 from bertvision.models.factory import build_head
 from bertvision.pipelines.precision import autocast
@@ -124,7 +125,13 @@ def seed_of(*parts: object) -> int:
 
 
 def build_heads(
-    runs: Sequence[Run], *, layers: int, hidden: int, classes: int = 2, device: str = "cpu"
+    runs: Sequence[Run],
+    *,
+    layers: int,
+    hidden: int,
+    classes: int = 2,
+    kind: Kind | None = None,
+    device: str = "cpu",
 ) -> dict[Run, nn.Module]:
     """Build heads whose initial weights depend on the run's seed and the head's name alone.
 
@@ -132,14 +139,17 @@ def build_heads(
         runs: the heads and their seeds.
         layers: number of hidden states that they take.
         hidden: width of the hidden states.
-        classes: logits of a classification head.
+        classes: Number of classes, of an example or a token.
+        kind: As in `build_head`.
         device: ``meta`` makes them without weights, to see whether they can be made.
     """
     heads = {}
     with torch.device(device):
         for run in runs:
             torch.manual_seed(seed_of(run.seed, run.head, "init"))
-            heads[run] = build_head(run.head, layers=layers, hidden=hidden, classes=classes)
+            heads[run] = build_head(
+                run.head, layers=layers, hidden=hidden, classes=classes, kind=kind
+            )
     return heads
 
 

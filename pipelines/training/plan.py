@@ -68,7 +68,7 @@ class TrainingPass(NamedTuple):
                     f"{len(split)} examples: give a larger one, or 0 for the head untrained"
                 )
         task = task_of_kind(kind, workspace.config.task.name)
-        classes = task.outputs(workspace.config.task) if kind == "classification" else 2
+        classes = 2 if kind == "span" else task.outputs(workspace.config.task)
         taught_by, lacking = None, None
         if options.distil is not None:
             try:
@@ -97,6 +97,11 @@ class TrainingPass(NamedTuple):
         return self.workspace.root / "heads" / self.tag / f".run-{digest}"
 
     @property
+    def kind(self) -> Kind:
+        """Kind of the heads."""
+        return next(iter(self.configs.values())).kind
+
+    @property
     def layers(self) -> list[int]:
         """Indices of the hidden states that the heads take."""
         return list(next(iter(self.configs.values())).layers)
@@ -114,6 +119,7 @@ class TrainingPass(NamedTuple):
             layers=len(self.layers),
             hidden=hidden,
             classes=self.classes,
+            kind=self.kind,
             device=device,
         )
 

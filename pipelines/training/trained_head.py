@@ -113,7 +113,11 @@ def load_head(folder: str | Path, named: Run | None = None) -> LoadedHead:
             "with --overwrite"
         )
     module = build_head(
-        head, layers=len(config.layers), hidden=config.hidden_size, classes=config.classes
+        head,
+        layers=len(config.layers),
+        hidden=config.hidden_size,
+        classes=config.classes,
+        kind=config.kind,
     )
     try:
         module.load_state_dict(load_file(folder / "model.safetensors"))
@@ -191,5 +195,7 @@ def kind_of_run(run: Run, task: str) -> Kind:
     else:
         with torch.device("meta"):
             kind = kind_of(build_head(run.head, layers=13, hidden=768))  # whatever the dimensions
+    if kind == "span" and find_task(task).kind == "token":
+        kind = "token"
     check_kind(run.head, kind, task)
     return kind

@@ -26,7 +26,14 @@ class Variant:
     What a variant does not change it inherits: all methods do nothing here.
     """
 
-    kinds: ClassVar[tuple[str, ...]] = ("span", "classification", "tree", "phrases", "order")
+    kinds: ClassVar[tuple[str, ...]] = (
+        "span",
+        "classification",
+        "token",
+        "tree",
+        "phrases",
+        "order",
+    )
     """Kinds of the tasks that it fits."""
     needs: ClassVar[str | None] = None
     """Name of the argument behind the colon, such as ``layers``; None where there is none."""

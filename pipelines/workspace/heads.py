@@ -184,7 +184,11 @@ def check_kind(head: str, kind: Kind, task: str) -> None:
     Raises:
         InputError: no head learns the task, or none of this kind.
     """
-    head_kind(task)
+    if head_kind(task) == "token" and kind != "token":
+        raise InputError(
+            f"{head} tells the class of a window, and {task} asks for those of words: choose from "
+            "`bertvision heads --kind token`"
+        )
     if kind == "span" and find_task(task).kind != "span":
         raise InputError(
             f"{head} is a span head, but the task {task} has no spans to score: choose from "

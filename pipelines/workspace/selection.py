@@ -25,7 +25,11 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
-HEAD_TOKENS: Final[dict[str, TokenPooling]] = {"span": "all", "classification": "cls"}
+HEAD_TOKENS: Final[dict[str, TokenPooling]] = {
+    "span": "all",
+    "token": "all",
+    "classification": "cls",
+}
 """Tokens that heads take of each window, by their kind."""
 
 
