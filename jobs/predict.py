@@ -62,8 +62,9 @@ def predict(
         skip_bad: Leave malformed rows out and count them.
 
     Returns:
-        A row for each answer: the system, the id, the label with its probability and those of
-        all classes, the score, or the answer with its place in the context.
+        A row for each answer: the system, the id, and the label with its probability and those of
+        all classes, the score, the answer with its place in the context, or the words with their
+        tags and entities.
 
     Raises:
         UnknownNameError: there is no such head or snapshot.
@@ -145,6 +146,15 @@ def predicted_table(rows: Sequence[Values]) -> str:
     shown = rows[:_SHOWN]
     several = len({row["system"] for row in rows}) > 1
     answers = bool(rows) and "answer" in rows[0]
+    if rows and "tags" in rows[0]:
+        return "\n".join(
+            f"{row['system'] + '  ' if several else ''}{row['id']}  "
+            + " ".join(
+                word if tag == "O" else f"{word}/{tag}"
+                for word, tag in zip(row["words"], row["tags"], strict=True)
+            )
+            for row in rows
+        )
     header = [*(["system"] if several else []), "id", "answer" if answers else "label", "score"]
     if answers:
         header.append("no answer")

@@ -170,7 +170,7 @@ def paired_bootstrap_of(
     sides = [np.atleast_2d(first), np.atleast_2d(second)]
     for a in sides[0]:
         for b in sides[1]:
-            _check(a.astype(np.float64), b.astype(np.float64), resamples, confidence)
+            _check(a.real.astype(np.float64), b.real.astype(np.float64), resamples, confidence)
     members = _members(len(gold), clusters)
     random = np.random.default_rng(seed)
     drawn = np.empty(resamples)

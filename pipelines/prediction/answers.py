@@ -96,7 +96,7 @@ def _write(path: Path, rows: Sequence[Answer], *, spans: bool) -> None:
     elif path.suffix == ".csv":
         write_text(path, csv_text(flat_rows(rows)))
     else:
-        key = "answer" if spans else "label"
+        key = next(name for name in ("answer", "tags", "label") if name in rows[0])
         by_id = {row["id"]: row[key] for row in rows}
         if spans:
             unsure = {row["id"]: row["no_answer"] for row in rows}

@@ -43,6 +43,7 @@ from bertvision.pipelines.sharing.manifest import Manifest, SharedFile
 from bertvision.pipelines.sharing.shareable import Shareable, is_shared, push
 from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.tasks.logits import Logits, WindowIndex
+from bertvision.pipelines.tasks.tagging import tag_groups
 from bertvision.pipelines.tasks.task import Task, load_task
 from bertvision.pipelines.training.trained_head import task_of_kind
 from bertvision.pipelines.variants.variant import transformer_layers
@@ -200,9 +201,10 @@ class Predictor:
 
         Returns:
             Of classes ``label`` and ``score``, a probability; of a score itself the same, with the
-            label ``score``; of questions ``score``, ``start``, ``end`` and ``answer``, which is
-            empty where the context has none. A dict for one dict; a list for a list, and for one
-            text alone, as the pipelines have it.
+            label ``score``; of words what the token-classification pipeline gives with
+            ``aggregation_strategy="first"``, for words between spaces; of questions ``score``,
+            ``start``, ``end`` and ``answer``, which is empty where the context has none. A dict for
+            one dict; a list for a list, and for one text alone, as the pipelines have it.
 
         Raises:
             InputError: An input is empty, or none that the task takes.
@@ -213,11 +215,13 @@ class Predictor:
         given = list(inputs) if several else [inputs]
         items = [self.item(one, str(i)) for i, one in enumerate(given)]
         answers = [self._as_pipeline(answer, top_k) for answer in self.answers(items)]
-        if several or (isinstance(inputs, str) and top_k == ""):
+        if several or (isinstance(inputs, str) and top_k == "" and self.task.kind != "token"):
             return answers
         return answers[0]
 
     def _as_pipeline(self, answer: Mapping[str, Any], top_k: int | None | Literal[""]) -> Any:
+        if self.task.kind == "token":
+            return tag_groups(answer["words"], answer["tags"], answer["scores"])
         if self.task.kind == "span":
             return {name: answer[name] for name in ("score", "start", "end", "answer")}
         if top_k == "" or "probabilities" not in answer:

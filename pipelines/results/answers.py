@@ -150,7 +150,12 @@ def answer_rows(
     if ratios := data.task.ratios:
         said = read_predictions(result, items)
         parts = [data.task.parts(item, said[item.id]) for item in items]
-        scores = {m: [100 * p[m][0] / p[m][1] for p in parts] for m in ratios}
+        # of which there is nothing to tell, nothing is wrong
+        scores = {
+            m: [100 * p[m][0] / p[m][1] if p[m][1] else 100.0 for p in parts]
+            for m in ratios
+            if m in parts[0]
+        }
     elif "pearson" in metrics:
         said = read_predictions(result, items)
     else:

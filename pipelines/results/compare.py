@@ -172,7 +172,7 @@ def _whole(metric: MetricName, result: Result, task: Any) -> _Whole | None:
     if metric == "f1" and "macro_f1" in headline(result.rules):
         return lambda predicted, gold: class_metrics.f1(predicted, gold, task.positive)
     if metric in task.ratios:
-        return lambda right, whole: float(100 * right.sum() / whole.sum())
+        return lambda parts, _: float(100 * parts.real.sum() / parts.imag.sum())
     return getattr(class_metrics, metric) if METRICS[metric].whole else None
 
 
@@ -182,13 +182,14 @@ def _values(
     """Values that a metric of the whole is computed from, (items,) each.
 
     Returns:
-        The answers and the labels; of a ratio what is right of each item, and of how much.
+        The answers and the labels; of a ratio what is right of each item as the real part and of
+        how much as the imaginary one, both of which a system may decide, and zeros.
     """
     if ratio is None:
         said = np.array([answers[item.id] for item in items])
         return said, np.array([item.label for item in items])
     parts = np.array([task.parts(item, answers[item.id])[ratio] for item in items], np.float64)
-    return parts[:, 0], parts[:, 1]
+    return parts[:, 0] + 1j * parts[:, 1], np.zeros(len(items))
 
 
 def sentence(
@@ -266,7 +267,7 @@ def metrics_of(result: Result, task: str) -> list[MetricName]:
     from bertvision.pipelines.tasks.task import load_task  # with torch, which names do not need
 
     if ratios := load_task(task).ratios:
-        return list(ratios)
+        return [name for name in ratios if name in metrics]
     if "macro_f1" in metrics or "pearson" in metrics:
         names = [name for name in COMPARABLE if name in metrics]
         return sorted(names, key=lambda name: name != headline_metric(task, metrics))

@@ -235,8 +235,14 @@ class TaggingTask(Task):
                     "tags": tags,
                     "scores": scores,
                     "entities": [
-                        {"entity": kind, "first": first, "last": last}
+                        {
+                            "entity": kind,
+                            "word": " ".join(item.words[first : last + 1]),
+                            "first": first,
+                            "last": last,
+                        }
                         for kind, first, last in entities(tags)
+                        if is_of_entities(config.classes)
                     ],
                 }
             )
@@ -309,6 +315,39 @@ def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
             begin = i
         before, kind_before = prefix, kind
     return found
+
+
+def tag_groups(
+    words: Sequence[str], tags: Sequence[str], scores: Sequence[float]
+) -> list[dict[str, Any]]:
+    """Neighbouring words of one kind as one, as transformers' token-classification pipeline has it.
+
+    Args:
+        words: Words of a sentence, with a space between them.
+        tags: Tag of each.
+        scores: Probability of each.
+
+    Returns:
+        ``entity_group``, ``score``, the mean of its words, ``word``, ``start`` and ``end`` in
+        characters of each group; words outside are left out.
+    """
+    groups: list[dict[str, Any]] = []
+    members: list[float] = []
+    begin, last = 0, ""
+    for word, tag, score in zip(words, tags, scores, strict=True):
+        prefix, kind = (tag[0], tag[2:]) if tag[:2] in ("B-", "I-") else ("I", tag)
+        end = begin + len(word)
+        if kind == last and prefix != "B":
+            members.append(score)
+            group = groups[-1]
+            group |= {"word": f"{group['word']} {word}", "end": end}
+        else:
+            members = [score]
+            groups.append({"entity_group": kind, "score": 0.0, "word": word})
+            groups[-1] |= {"start": begin, "end": end}
+        groups[-1]["score"] = float(np.mean(members))
+        begin, last = end + 1, kind
+    return [group for group in groups if group["entity_group"] != OUTSIDE]
 
 
 def is_of_entities(classes: Sequence[str]) -> bool:

@@ -195,7 +195,4 @@ def kind_of_run(run: Run, task: str) -> Kind:
     else:
         with torch.device("meta"):
             kind = kind_of(build_head(run.head, layers=13, hidden=768))  # whatever the dimensions
-    if kind == "span" and find_task(task).kind == "token":
-        kind = "token"
-    check_kind(run.head, kind, task)
-    return kind
+    return check_kind(run.head, kind, task)

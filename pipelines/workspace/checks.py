@@ -109,6 +109,7 @@ def check_training_data(
     for run in runs:
         if run.head in HEADS:
             kind = HEADS[run.head].kind
+            kind = check_kind(run.head, kind, space.config.task.name)
             check_head_activations(space, tag, kind, "train")
             split = StoredSplit(space.activations, tag, head_split(kind, "train"))
             split.layer_positions(run.settings.get("layers", layers))

@@ -173,8 +173,8 @@ def check_head_activations(workspace: Workspace, tag: str, kind: Kind, split: st
         ) from error
 
 
-def check_kind(head: str, kind: Kind, task: str) -> None:
-    """Refuse a head that nothing of the task can be learned by.
+def check_kind(head: str, kind: Kind, task: str) -> Kind:
+    """The kind that a head has in a task: where words are labelled, span heads do that.
 
     Args:
         head: its name, for the message.
@@ -184,7 +184,9 @@ def check_kind(head: str, kind: Kind, task: str) -> None:
     Raises:
         InputError: no head learns the task, or none of this kind.
     """
-    if head_kind(task) == "token" and kind != "token":
+    if head_kind(task) == "token":
+        if kind != "classification":
+            return "token"
         raise InputError(
             f"{head} tells the class of a window, and {task} asks for those of words: choose from "
             "`bertvision heads --kind token`"
@@ -194,6 +196,7 @@ def check_kind(head: str, kind: Kind, task: str) -> None:
             f"{head} is a span head, but the task {task} has no spans to score: choose from "
             "`bertvision heads --kind classification`"
         )
+    return kind
 
 
 def stored_tags(
