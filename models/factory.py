@@ -163,10 +163,11 @@ def build_head(
             "must take the keyword argument 'classes'"
         )
     if kind == "token":
-        if not isinstance(head, SpanHead):
+        if not isinstance(head, SpanHead) or type(head).forward is not SpanHead.forward:
             raise InputError(
                 f"head {name!r} labels no words: its class must inherit from bertvision.SpanHead, "
-                "whose output layer is made for the classes of tokens"
+                "with the forward pass of that, whose output layer is made for classes of tokens; "
+                "`bertvision heads --kind token` lists such heads"
             )
         head.label_tokens(classes)
     return head
@@ -191,10 +192,10 @@ def describe_heads(
     """
     if kind not in (None, *get_args(Kind)):
         raise UnknownNameError(f"there is no kind {kind!r} of heads: {' or '.join(get_args(Kind))}")
-    kind = "span" if kind == "token" else kind  # which learn both
-    registered = [name for name, spec in HEADS.items() if kind in (None, spec.kind)]
+    registered = [name for name, spec in HEADS.items() if kind is None or spec.learns(kind)]
     infos = (describe_head(name, layers, hidden) for name in [*registered, *sorted(plugins())])
-    return [info for info in infos if kind in (None, info.kind)]
+    subject = "span" if kind == "token" else kind
+    return [info for info in infos if subject in (None, info.kind)]
 
 
 def kind_of(head: nn.Module) -> Kind:

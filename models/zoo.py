@@ -32,6 +32,15 @@ class HeadSpec:
     kind: Kind = "span"
     """Subject of its logits."""
 
+    def learns(self, kind: str) -> bool:
+        """Whether a head learns what logits of a kind are of.
+
+        Span heads label words too, unless they score start and end together.
+        """
+        return kind == self.kind or (
+            kind == "token" and self.kind == "span" and ".bilinear:" not in self.target
+        )
+
     @property
     def convolves(self) -> bool:
         """Whether it convolves, which may cost more than the encoder."""

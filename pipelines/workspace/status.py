@@ -105,8 +105,7 @@ def _laboratory(workspace: Workspace, splits: _Stored) -> list[str]:
 def _swept(workspace: Workspace, splits: _Stored) -> bool:
     """Whether every head that is cheap beside any encoder was trained wherever one can be."""
     kind = find_task(workspace.config.task.name).kind
-    learning = "span" if kind == "token" else kind
-    cheap = {name for name, head in HEADS.items() if head.kind == learning and not head.convolves}
+    cheap = {name for name, head in HEADS.items() if not head.convolves and head.learns(kind)}
     trained = {(str(tag), name) for tag, name in trained_heads(workspace)}
     tags = [str(s.tag) for s in splits.whole if s.split == head_split(kind, "train")]
     return all((tag, name) in trained for tag in tags for name in cheap)
