@@ -41,6 +41,7 @@ from bertvision.pipelines.tasks.sentences.rows import (
     Columns,
     RawSentence,
     SentenceRows,
+    sentence_rows,
     sorted_classes,
 )
 from bertvision.pipelines.tasks.sentences.task import SentenceTask
@@ -194,7 +195,7 @@ class GlueTask(SentenceTask):
         else:
             path = find_file(source, spec.files.get(split, ()), self.name)
             table = read_table(path, spec.layout)
-        rows = SentenceRows(table.source, skip_bad=config.skip_bad).add_table(table, _by_number)
+        rows = sentence_rows(table, _by_number, skip_bad=config.skip_bad)
         if not spec.classes:
             return rows.scored(table.sha256)
         numbers = {str(i): i for i in range(len(spec.classes))}
@@ -234,8 +235,7 @@ class ProbingTask(SentenceTask):
             labels.add((raw.label or "").strip())
             return raw if raw.extra["part"] == PARTS[split] else None
 
-        rows = SentenceRows(table.source, skip_bad=config.skip_bad)
-        rows.add_table(table, _by_number, of_split)
+        rows = sentence_rows(table, _by_number, skip_bad=config.skip_bad, check=of_split)
         return rows.classified(sorted_classes(labels - {""}), table.sha256)
 
 
@@ -276,8 +276,8 @@ class DownstreamTask(SentenceTask):
             raise InputError(f"{self.name} has no split {split!r}, but {splits}: {how}")
         path = find_file(source, spec.files.get(split, ()), self.name)
         table = read_table(path, spec.layout, fallback="latin-1")
-        rows = SentenceRows(table.source, skip_bad=config.skip_bad, empty=True)
-        return rows.add_table(table, _by_number).classified(spec.classes, table.sha256)
+        rows = sentence_rows(table, _by_number, skip_bad=config.skip_bad, empty=True)
+        return rows.classified(spec.classes, table.sha256)
 
 
 _OWN = split_files(FORMS)
@@ -320,8 +320,7 @@ class LabelledTask(SentenceTask):
         columns = Columns(config.text or "text", config.pair, config.label or "label")
         path = find_file(source, _OWN.get(split, ()), self.name)
         table = read_table(path, columns.layout, forms=FORMS)
-        rows = SentenceRows(table.source, skip_bad=config.skip_bad)
-        return rows.add_table(table, _by_place), table.sha256
+        return sentence_rows(table, _by_place, skip_bad=config.skip_bad), table.sha256
 
 
 def with_columns(task: Task, config: TaskConfig) -> TaskConfig:
