@@ -99,6 +99,13 @@ def test_what_is_wrong_gives_no_traceback(
             assert row.place.startswith(("line ", "row "))
 
 
+def test_a_name_that_is_no_unicode_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "a", "id": "\\ud800"}\n')
+    with pytest.raises(InputError, match="line 1: the id has the lone surrogate"):
+        fields(read_table(path, LAYOUT, forms=FORMS))
+
+
 def test_aligned_files_name_the_file_of_a_wrong_value(tmp_path: Path) -> None:
     files = {
         "text.txt": Layout(LAYOUT.columns, header=("text",), separator="\n"),

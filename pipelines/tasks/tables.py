@@ -84,7 +84,8 @@ class Column(NamedTuple):
             raise InputError(f"the {self.kind} {value!r} must be a string or a number")
         if value is None:
             return None
-        return str(value) if self.kind == "id" else _written(value)
+        written = str(value) if self.kind == "id" else _written(value)
+        return check_text(written, f"the {self.kind}")
 
     def _text(self, value: Any, name: str) -> str:
         if not isinstance(value, str):
