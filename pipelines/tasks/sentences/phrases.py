@@ -143,8 +143,7 @@ class PhraseTask(SentenceTask):
         """
         path = find_file(source, FILES.get(split, []), self.name)
         table = read_table(path, LAYOUT, forms=FORMS)
-        skip_bad = config.skip_bad
-        rows = sentence_rows(table, lambda row: row.place, skip_bad=skip_bad, check=_checked)
+        rows = sentence_rows(table, skip_bad=config.skip_bad, check=_checked)
         classes = config.classes
         if not classes:
             train = Path(source).is_dir() and split != "train"

@@ -171,8 +171,8 @@ class SentenceRows:
 
 def sentence_rows(
     table: Table,
-    ids: Callable[[Row], str],
     *,
+    numbered: bool = False,
     skip_bad: bool,
     empty: bool = False,
     check: Callable[[RawSentence], RawSentence | None] | None = None,
@@ -181,7 +181,8 @@ def sentence_rows(
 
     Args:
         table: Its other columns are the sentences' ``extra``.
-        ids: Id of a row that does not name itself.
+        numbered: Whether rows have their number as id, which tells them apart where none has a name
+            of its own; else they are named by their place.
         skip_bad: Leave malformed rows out and list them, instead of refusing the source.
         empty: Whether a text may be empty.
         check: As ``parse`` of `SentenceRows.add`, of a sentence.
@@ -192,8 +193,9 @@ def sentence_rows(
 
     def parse(row: Row) -> RawSentence | None:
         fields = row.fields
-        ident, pair = fields.pop("id", None) or ids(row), fields.pop("pair", None)
-        raw = RawSentence(ident, fields.pop("text"), pair, fields.pop("label"), fields)
+        ident = fields.pop("id", None) or (str(row.number) if numbered else row.place)
+        texts = fields.pop("text"), fields.pop("pair", None)
+        raw = RawSentence(ident, *texts, fields.pop("label"), fields)
         return check(raw) if check else raw
 
     rows = SentenceRows(table.source, skip_bad=skip_bad, empty=empty)
