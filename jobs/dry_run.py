@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bertvision.errors import InputError, counted
-from bertvision.jobs.extract import check_names
+from bertvision.jobs.extract import asked_extraction, tags_or_only
 from bertvision.jobs.heads import asked_training
 from bertvision.jobs.show import RowsField, ShownRecord, Values
 from bertvision.jobs.sweep import asked_sweep
@@ -19,16 +18,11 @@ from bertvision.pipelines.reading import (
     StrPath,
     Tag,
     Tags,
-    parse_tags,
-    path_of,
-    text_of,
 )
-from bertvision.pipelines.tasks.sentences.rows import Columns
 from bertvision.pipelines.text import fill, format_table, size
 from bertvision.pipelines.workspace.checks import find_workspace
-from bertvision.pipelines.workspace.data import check_data, planned_data
-from bertvision.pipelines.workspace.heads import only_tag
-from bertvision.pipelines.workspace.job_options import ExtractOptions, TrainOptions
+from bertvision.pipelines.workspace.data import planned_data
+from bertvision.pipelines.workspace.job_options import TrainOptions
 
 if TYPE_CHECKING:
     from bertvision.pipelines.planning import TrainingPlan
@@ -174,39 +168,25 @@ Planned = Mapping[str, Any]
 """Fields of `DryRun`."""
 
 
-def plan_extract(
-    *,
-    checkpoint: Tags | None,
-    options: ExtractOptions,
-    task: str | None,
-    data: StrPath | None,
-    model: StrPath | None,
-    workspace: StrPath | None,
-    store: StrPath | None,
-    **settings: Any,
-) -> Planned:
+def plan_extract(**given: Any) -> Planned:
     """Plan `extract`; arguments and errors are its own."""
-    tags = None if checkpoint is None else parse_tags(checkpoint)
-    root, source, encoder = path_of(workspace), text_of(data), text_of(model)
-    columns = Columns(settings["text"] or "text", settings["pair"], settings["label"] or "label")
-    check_names(options, tags, check_data(root, encoder, task, source, columns), task)
-    space, dataset = planned_data(root, encoder, task, source, weights=False, **settings)
-    if tags is None:
-        tags = (only_tag(space.snapshots() or ["0e"], "snapshots"),)
+    asked = asked_extraction(**given)
+    space, dataset = planned_data(*asked.place, weights=False, **asked.settings)
     from bertvision.pipelines.extraction.extract import named_dataset
     from bertvision.pipelines.planning import plan_extraction
 
-    named = named_dataset(options)
+    named = named_dataset(asked.options)
     if dataset.name is None and named is not None:
         dataset = space.dataset(named)
-    options = replace(options, store=text_of(store) or options.store)
-    plan = plan_extraction(space, dataset, tags, options)
+    plan = plan_extraction(space, dataset, tags_or_only(space, asked.tags), asked.options)
     made = dict.fromkeys(row.tag for row in plan.splits if row.makes_snapshot)
     notes = [f"Snapshot {tag} is not there, and is made first." for tag in made]
     todo = [row for row in plan.splits if row.shards_to_write]
     needed = sum(row.bytes_to_write for row in todo)
-    if todo and options.compression != "none":
-        notes.append(f"Sizes are those before {options.compression}, which is not known to save.")
+    if todo and asked.options.compression != "none":
+        notes.append(
+            f"Sizes are those before {asked.options.compression}, which is not known to save."
+        )
     if plan.free is not None and needed > plan.free:
         notes.append("The disk cannot hold it: free some space, or name another --store.")
     of_passes: dict[tuple[str, str, str | None], float | None] = {}

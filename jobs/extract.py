@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from bertvision.jobs.show import Rows, Values
 from bertvision.pipelines.declare import (
@@ -23,7 +24,7 @@ from bertvision.pipelines.declare import (
 from bertvision.pipelines.encoders.sites.names import check_patterns
 from bertvision.pipelines.extraction.layers import kept_layers
 from bertvision.pipelines.options import Option
-from bertvision.pipelines.reading import StoredName, Tags, parse_tags, path_of, text_of
+from bertvision.pipelines.reading import StoredName, StrPath, Tags, parse_tags, path_of, text_of
 from bertvision.pipelines.tasks.sentences.rows import Columns
 from bertvision.pipelines.text import format_table, size
 from bertvision.pipelines.workspace.checks import check_cluster, check_snapshots
@@ -87,17 +88,76 @@ def extract(
         DiskSpaceError: the disk cannot hold what is missing.
         NonFiniteError: a hidden state is NaN or infinite.
     """
-    tags = None if checkpoint is None else parse_tags(checkpoint)
-    model, data = text_of(model), text_of(data)
-    root = path_of(workspace)
-    columns = Columns(text or "text", pair, label or "label")
-    check_names(options, tags, check_data(root, model, task, data, columns), task)
-    settings: dict[str, object] = {"text": text, "pair": pair, "label": label}
+    settings: dict[str, Any] = {"text": text, "pair": pair, "label": label}
     settings |= {"max_length": max_length, "skip_bad": skip_bad, "windows": windows, "date": date}
-    options = replace(options, store=text_of(store) or options.store)
-    with adding_data(root, model, task, data, store=options.store, **settings) as (space, named):
-        done = _extract(space, tags, replace(options, dataset=named or options.dataset))
+    place: dict[str, Any] = {
+        "task": task,
+        "data": data,
+        "model": model,
+        "workspace": workspace,
+        "store": store,
+    }
+    asked = asked_extraction(checkpoint=checkpoint, options=options, **place, **settings)
+    options = asked.options
+    with adding_data(*asked.place, store=options.store, **settings) as (space, named):
+        done = _extract(space, asked.tags, replace(options, dataset=named or options.dataset))
     return Rows(done, extracted_table)
+
+
+class AskedExtraction(NamedTuple):
+    """Arguments of `extract`, read, with all that needs nothing heavy checked."""
+
+    place: tuple[Path | None, str | None, str | None, str | None]
+    """Workspace, model, task and data, as `planned_data` takes them."""
+    tags: Sequence[str] | None
+    """Snapshots; None is the only one there is."""
+    options: ExtractOptions
+    settings: Mapping[str, Any]
+    """Fields of `TaskConfig`."""
+
+
+def asked_extraction(
+    *,
+    checkpoint: Tags | None,
+    options: ExtractOptions,
+    task: str | None,
+    data: StrPath | None,
+    model: StrPath | None,
+    workspace: StrPath | None,
+    store: StrPath | None,
+    **settings: Any,
+) -> AskedExtraction:
+    """Read the arguments of `extract`.
+
+    Args:
+        checkpoint: As in `extract`, likewise all that follow.
+        options: Options of the extraction.
+        task: Task of the data.
+        data: Their place.
+        model: Encoder of a new workspace.
+        workspace: Folder of the workspace.
+        store: Place of the activations.
+        **settings: fields of `TaskConfig`.
+
+    Raises:
+        UnknownNameError: there is no such snapshot or split.
+        InputError: an option is wrong, or the data are not what the task is read from.
+    """
+    tags = None if checkpoint is None else parse_tags(checkpoint)
+    place = path_of(workspace), text_of(model), task, text_of(data)
+    columns = Columns(settings["text"] or "text", settings["pair"], settings["label"] or "label")
+    check_names(options, tags, check_data(*place, columns), task)
+    options = replace(options, store=text_of(store) or options.store)
+    return AskedExtraction(place, tags, options, settings)
+
+
+def tags_or_only(space: Workspace, tags: Sequence[str] | None) -> Sequence[str]:
+    """The snapshots that were asked for, or the only one there is.
+
+    Raises:
+        InputError: none was asked for, and there are several.
+    """
+    return tags or (only_tag(space.snapshots() or ["0e"], "snapshots"),)
 
 
 def _extract(
@@ -107,8 +167,7 @@ def _extract(
     from bertvision.pipelines.progress import parts
     from bertvision.pipelines.workspace.pretrained import ensure_snapshot
 
-    if tags is None:
-        tags = (only_tag(space.snapshots() or ["0e"], "snapshots"),)
+    tags = tags_or_only(space, tags)
     for tag in tags:
         ensure_snapshot(space, tag)  # of all, before hours are spent on the first
     done: list[Extracted] = []

@@ -99,7 +99,7 @@ def test_every_task_is_registered_with_its_headline():
 def test_task_is_read_from_the_folders_that_glue_ships(name: str, place: str, tmp_path: Path):
     for split, file in (("train", "train.tsv"), ("dev", DEV.get(name, "dev.tsv"))):
         path = write(
-            tmp_path / place.format(file=file, folder=GLUE[name].files["train"][1].split("/")[0]),
+            tmp_path / place.format(file=file, folder=GLUE[name].folder),
             name,
         )
         for source in (tmp_path, path.parent, path):
@@ -163,7 +163,7 @@ def test_hub_data_says_the_same_as_the_files(name: str, tmp_path: Path):
     table = datasets.Dataset.from_dict(
         {**columns, "label": [row[2] for row in rows], "idx": [0, 1]}, features=features
     )
-    for split in ("train", spec.hub_dev):
+    for split in ("train", spec.dev.replace("dev", "validation")):
         table.to_parquet(tmp_path / f"{split}-00000-of-00001.parquet")
     for split in ("train", "dev") if name != "mnli" else ("train",):
         data = read(name, tmp_path, split)

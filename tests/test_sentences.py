@@ -312,7 +312,7 @@ def test_single_downstream_file_is_one_split(
 @pytest.mark.parametrize("packed", [False, True])
 def test_downstream_set_is_one_split(name: str, packed: bool, tmp_path: Path):
     data = b'0 simplistic , " silly . \n1 caf\xc3\xa9 \n1 \n'
-    file = DOWNSTREAM[name].files["all"][0] + (".gz" if packed else "")
+    file = DOWNSTREAM[name].files["all"] + (".gz" if packed else "")
     (tmp_path / file).write_bytes(gzip.compress(data) if packed else data)
     assert load_task(name).splits(str(tmp_path)) == ("all",)
     for source in (tmp_path, tmp_path / file):

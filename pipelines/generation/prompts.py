@@ -23,7 +23,7 @@ from bertvision.pipelines.tasks.chat import (
     to_be_answered,
 )
 from bertvision.pipelines.tasks.data import TaskConfig, as_date
-from bertvision.pipelines.tasks.tables import find_rows, read_items
+from bertvision.pipelines.tasks.tables import read_items
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.tasks.windows import Int32Array, Template
 
@@ -89,8 +89,7 @@ def read_prompts(
         config = TaskConfig(name=task, text=column, skip_bad=skip_bad)
         rows = [_Row(item.id, item.text) for item in reader.read(source, split, config).items]
     else:
-        path = find_rows(source, split, task)
-        rows = read_items(source, split, path, _asked, CONVERSATION, skip_bad=skip_bad).items
+        rows = read_items(source, split, task, _asked, CONVERSATION, skip_bad=skip_bad).items
     tokens = _chat_tokens(tokenizer, date) if task == "chat" else _text_tokens(tokenizer)
     prompts, bad = [], []
     for row in rows:

@@ -37,7 +37,6 @@ from bertvision.pipelines.tasks.tables import (
     ID,
     Column,
     Layout,
-    find_rows,
     offered_splits,
     read_items,
     read_object,
@@ -274,8 +273,8 @@ class ChatTask(UnlabelledTask):
         Raises:
             InputError: it is missing or malformed; names file, line and field.
         """
-        path = find_rows(source, split, self.name)
-        return read_items(source, split, path, _parsed, *LAYOUTS, skip_bad=config.skip_bad)
+        skip_bad = config.skip_bad
+        return read_items(source, split, self.name, _parsed, *LAYOUTS, skip_bad=skip_bad)
 
     def windows(self, items: Sequence[Chat], tokenizer: Any, config: TaskConfig) -> Windows:
         """A window for each, with the token field ``loss_mask``; says how many are cut off.

@@ -162,7 +162,7 @@ class TextTask(UnlabelledTask):
             return _plain([path], config)
         columns = {"text": Column((config.text or "text",)), "id": ID}
         layout = Layout(columns, hint="name the one of the text with --text")
-        return read_items(source, split, path, _parsed, layout, skip_bad=config.skip_bad)
+        return read_items(source, split, self.name, _parsed, layout, skip_bad=config.skip_bad)
 
     def windows(self, items: Sequence[Document], tokenizer: Any, config: TaskConfig) -> Windows:
         """The windows of documents, as `TaskConfig.windows` says."""

@@ -38,7 +38,7 @@ from bertvision.pipelines.tasks.scores import Scores
 from bertvision.pipelines.tasks.source import find_file, read_text, splits_in
 from bertvision.pipelines.tasks.squad.read import read_squad
 from bertvision.pipelines.tasks.task import Task
-from bertvision.pipelines.tasks.windows import Batch, Template, Windows
+from bertvision.pipelines.tasks.windows import Batch, Template, Windows, tokenise
 
 log = logging.getLogger(__name__)
 MOST_SENTENCES = 30
@@ -229,15 +229,16 @@ class OrderingTask(Task):
         positions: list[int] = []
         lengths, cut = [], 0
         for item in items:
-            tokens, places = _tokens(item, tokenizer)
+            tokens = list(tokenise([item.sentences[at] for at in item.shown], tokenizer))
+            starts = np.cumsum([0, *(len(sentence) + 1 for sentence in item.sentences)])
             begin, room = len(ids), _room(item, config.max_length)
-            longest = _longest([len(one) for one in tokens], room)
-            cut += any(len(one) > longest for one in tokens)
-            for k, (one, at) in enumerate(zip(tokens, places, strict=True)):
-                some = min(len(one), longest)
-                ids += [first, *one[:longest]]
+            longest = _longest([len(one.ids) for one in tokens], room)
+            cut += any(len(one.ids) > longest for one in tokens)
+            for k, (one, at) in enumerate(zip(tokens, item.shown, strict=True)):
+                some = min(len(one.ids), longest)
+                ids += [first, *one.ids[:longest].tolist()]
                 types += [template.types[k % 2]] * (some + 1)
-                offsets += [(-1, -1), *at[:longest]]
+                offsets += [(-1, -1), *(starts[at] + one.offsets[:longest]).tolist()]
                 marks += [k, *[-1] * some]
                 positions += [item.shown[k], *[-1] * some]
             ids.append(last)
@@ -341,26 +342,6 @@ def kendall_tau(order: Sequence[int]) -> float:
     n = len(order)
     inversions = sum(order[i] > order[j] for i in range(n) for j in range(i + 1, n))
     return 1 - 4 * inversions / (n * (n - 1))
-
-
-def _tokens(item: Paragraph, tokenizer: Any) -> tuple[list[list[int]], list[list[tuple[int, int]]]]:
-    """Tokens of each sentence as it is shown, and their characters in the right text."""
-    encoded = tokenizer(
-        [item.sentences[position] for position in item.shown],
-        add_special_tokens=False,
-        split_special_tokens=True,
-        return_offsets_mapping=True,
-        return_attention_mask=False,
-        return_token_type_ids=False,
-        verbose=False,
-    )
-    lengths = [len(sentence) + 1 for sentence in item.sentences]
-    starts = [sum(lengths[:position]) for position in item.shown]
-    places = [
-        [(start + a, start + b) for a, b in offsets]
-        for start, offsets in zip(starts, encoded["offset_mapping"], strict=True)
-    ]
-    return encoded["input_ids"], places
 
 
 def _room(item: Paragraph, max_length: int) -> int:

@@ -84,7 +84,8 @@ class Column(NamedTuple):
             raise InputError(f"the {self.kind} {value!r} must be a string or a number")
         if value is None:
             return None
-        return str(value) if self.kind == "id" else _written(value)
+        written = str(value) if self.kind == "id" else _written(value)
+        return check_text(written, f"the {self.kind}")
 
     def _text(self, value: Any, name: str) -> str:
         if not isinstance(value, str):
@@ -121,8 +122,9 @@ class Layout:
     header: tuple[str, ...] = ()
     """Names of the columns of files without a header line, in their order."""
     separator: str = ""
-    """What stands between fields, each of which is taken as it stands; of a space the first. Empty
-    is a comma in ``.csv``, where fields may be quoted, and else a tab."""
+    """What stands between fields, each of which is taken as it stands; of a space the first; a line
+    break where a line is one field. Empty is a comma in ``.csv``, where fields may be quoted, and
+    else a tab."""
     quoted: bool = False
     """Whether fields between tabs may be quoted, as those of CSV."""
     ragged: bool = False
@@ -480,7 +482,7 @@ def find_rows(source: str, split: str, task: str, forms: Sequence[str] = FORMS) 
 def read_items(
     source: str,
     split: str,
-    path: Path | None,
+    task: str,
     parse: Callable[[dict[str, Any], str], Any],
     *layouts: Layout,
     skip_bad: bool,
@@ -488,9 +490,9 @@ def read_items(
     """Read the rows of a split, each as an item.
 
     Args:
-        source: Source that `find_rows` was asked for.
+        source: As in `offered_splits`.
         split: Split of it.
-        path: Path of its file; None asks ``datasets``.
+        task: Task that it is read for.
         parse: makes an item of a row's fields and its name; None of one that holds nothing, and
             `InputError` of one that is malformed.
         layouts: see `Layouts`.
@@ -499,7 +501,7 @@ def read_items(
     Raises:
         InputError: a row is malformed, two have one ``id``, or none is left.
     """
-    if path is not None:
+    if (path := find_rows(source, split, task)) is not None:
         table = read_table(path, *layouts, forms=FORMS)
     else:
         named = _HUB_NAMES.get(split, split)
@@ -639,41 +641,38 @@ def _parquet_rows(path: Path, layouts: Layouts) -> Iterator[Row]:
         raise InputError(f"{path}: is no Parquet file that can be read: {error}") from error
 
 
-def aligned_table(folder: Path, files: Mapping[str, Mapping[str, Column]]) -> Table:
+def aligned_table(folder: Path, files: Mapping[str, Layout]) -> Table:
     """Open files of which line n of each is of the same row; blank lines count.
 
     Args:
         folder: Folder that holds them.
-        files: Columns of each file by its name, which may also end with ``.gz``: with tabs between
-            them, or a single one, the line as it stands.
+        files: Layout of each file, with its header, by its name, which may also end with ``.gz``.
 
     Raises:
         InputError: a file is missing, or has another number of lines.
     """
     first, *_ = files
-    columns: dict[Path, Mapping[str, Column]] = {}
-    for name, of_file in files.items():
+    layouts: dict[Path, Layout] = {}
+    for name, layout in files.items():
         if (file := find_in(folder, [name])) is None:
             raise InputError(f"{folder / name}: is missing beside {first}")
-        columns[file] = of_file
-    read = {file: read_text(file) for file in columns}
+        layouts[file] = layout
+    read = {file: read_text(file) for file in layouts}
     lines = {file: all_lines(content) for file, (content, _) in read.items()}
     first_file, count = next((file, len(own)) for file, own in lines.items())
     for file, own in lines.items():
         if len(own) != count:
             raise InputError(
-                f"{file}: has {len(own):,} lines, but {first_file} has {count:,}: line n of "
-                "each must be of the same pair"
+                f"{file}: has {len(own):,} lines, but {first_file} has {count:,}: line n of each "
+                "must be of the same pair"
             )
 
     def parse(number: int, row: Sequence[str]) -> dict[str, Any]:
         values: dict[str, Any] = {}
-        for (file, of_file), line in zip(columns.items(), row, strict=True):
-            fields = line.split("\t") if len(of_file) > 1 else [line]
+        for (file, layout), line in zip(layouts.items(), row, strict=True):
+            present, fields = layout.present(layout.header), line.split(layout.separator)
             try:
-                require_fields(fields[: len(of_file)], [*of_file])
-                for (name, column), field in zip(of_file.items(), fields, strict=False):
-                    values[name] = column.value(field, name)
+                values |= _read_fields(layout, present, layout.header, fields)
             except InputError as error:
                 raise InputError(f"{file}, line {number}: {error}") from error
         return values
@@ -683,7 +682,7 @@ def aligned_table(folder: Path, files: Mapping[str, Mapping[str, Column]]) -> Ta
         str(first_file),
         (Row(n, partial(parse, n, row)) for n, row in rows),
         {file.name: digest for file, (_, digest) in read.items()},
-        aligned={column: file for file, of_file in columns.items() for column in of_file},
+        {name: file for file, layout in layouts.items() for name in layout.present(layout.header)},
     )
 
 

@@ -275,6 +275,38 @@ def encode(
             yield Encoded(row, np.array(ids, np.int32), types, offsets)
 
 
+class TextTokens(NamedTuple):
+    """The tokens of a text, without special ones."""
+
+    ids: Int32Array
+    """(tokens,) vocabulary indices."""
+    offsets: Int32Array
+    """(tokens, 2) characters [start, end) of the text."""
+
+
+def tokenise(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[TextTokens]:
+    """The tokens of whole texts, in order.
+
+    Args:
+        texts: The texts, of any length.
+        tokenizer: a fast (Rust) tokenizer.
+    """
+    for i in range(0, len(texts), TEXTS_AT_ONCE):
+        encoded = tokenizer(
+            list(texts[i : i + TEXTS_AT_ONCE]),
+            add_special_tokens=False,
+            padding=False,
+            truncation=False,
+            split_special_tokens=True,  # "[SEP]" written in a context is text
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            return_offsets_mapping=True,
+            verbose=False,  # no warning about contexts longer than the model: that is what we cut
+        )
+        for ids, offsets in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
+            yield TextTokens(np.array(ids, np.int32), np.array(offsets, np.int32).reshape(-1, 2))
+
+
 def require_fast(tokenizer: PreTrainedTokenizerBase) -> None:
     """Refuse a tokenizer that cannot say which characters a token stands for.
 

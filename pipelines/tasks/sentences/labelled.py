@@ -30,9 +30,9 @@ has not is refused; where training has scores, so is one that is no number.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from bertvision.errors import InputError
 from bertvision.pipelines.tasks.data import Sentence, TaskConfig, TaskData
@@ -41,84 +41,95 @@ from bertvision.pipelines.tasks.sentences.rows import (
     Columns,
     RawSentence,
     SentenceRows,
+    sentence_rows,
     sorted_classes,
 )
 from bertvision.pipelines.tasks.sentences.task import SentenceTask
 from bertvision.pipelines.tasks.soundness import containing
 from bertvision.pipelines.tasks.source import find_file, on_hub, split_files, splits_in
-from bertvision.pipelines.tasks.tables import Column, Layout, Row, hub_table, read_table
+from bertvision.pipelines.tasks.tables import Column, Layout, hub_table, read_table
 from bertvision.pipelines.tasks.task import Task
 
 
-class LabelledSet(NamedTuple):
-    """How a data set is written."""
+class GlueSet(NamedTuple):
+    """How a task of GLUE is written."""
 
-    layout: Layout
-    """Its columns ``text``, ``label`` and perhaps ``pair``."""
-    files: Mapping[str, Sequence[str]]
-    """Names of the files by split, in order of preference. The split ``all`` has no parts: it is
-    cross-validated."""
-    classes: tuple[str, ...] = ()
-    """In the order of their indices; a file may also write their numbers. Empty: scores."""
-    hub_dev: str = "validation"
-    """Name of dev on the hub."""
+    folder: str
+    """Its folder in GLUE's archive."""
+    text: tuple[str, ...]
+    """Names of the column of the sentence, in the files and on the hub."""
+    label: str
+    """Column of the label in the files; on the hub it is ``label``."""
+    classes: tuple[str, ...]
+    """As the hub names them, in its order; a file may also write their numbers. Empty: scores."""
+    pair: tuple[str, ...] = ()
+    """Names of the column of the second sentence, of a pair."""
+    header: tuple[str, ...] = ()
+    """Columns of a file without a header line."""
+    dev: str = "dev"
+    """Name of the file of dev; on the hub it begins with ``validation``."""
     positive: int | None = None
     """The class that F1 is of."""
     phrases: bool = False
     """Whether train holds sentences together with their phrases."""
 
+    @property
+    def layout(self) -> Layout:
+        """Its columns."""
+        columns = {"text": Column(self.text), "label": Column((self.label, "label"), "label")}
+        if self.pair:
+            columns["pair"] = Column(self.pair)
+        hint = "give the tsv files as GLUE ships them, or the data set of this task"
+        return Layout(columns, self.header, separator="\t", hint=hint)
 
-def _glue(
-    folder: str, texts: Sequence[tuple[str, ...]], label: str, *classes: str, **facts: Any
-) -> LabelledSet:
-    """A task of GLUE.
-
-    Args:
-        folder: Its folder in GLUE's archive.
-        texts: Names of the column of the sentence, or of the columns of the pair, in the files and
-            on the hub.
-        label: Column of the label in the files; on the hub it is ``label``.
-        classes: As the hub names them, in its order.
-        **facts: ``header`` of a file without one, the name of the file of ``dev``, and fields of
-            `LabelledSet`.
-    """
-    columns = {name: Column(names) for name, names in zip(("text", "pair"), texts, strict=False)}
-    columns["label"] = Column((label, "label"), "label")
-    hint = "give the tsv files as GLUE ships them, or the data set of this task"
-    layout = Layout(columns, facts.pop("header", ()), separator="\t", hint=hint)
-    dev = facts.pop("dev", "dev")
-    names = {"train": ["train.tsv"], "dev": [*dict.fromkeys((f"{dev}.tsv", "dev.tsv"))]}
-    files = {split: [*of, *(f"{folder}/{name}" for name in of)] for split, of in names.items()}
-    return LabelledSet(layout, files, classes, dev.replace("dev", "validation"), **facts)
+    @property
+    def files(self) -> dict[str, list[str]]:
+        """Names of the files by split, in order of preference."""
+        names = {"train": ["train.tsv"], "dev": [*dict.fromkeys((f"{self.dev}.tsv", "dev.tsv"))]}
+        return {
+            split: [*of_split, *(f"{self.folder}/{name}" for name in of_split)]
+            for split, of_split in names.items()
+        }
 
 
-_SENTENCE = (("sentence",),)
-_PAIR = (("sentence1",), ("sentence2",))
 _ENTAILED = ("entailment", "not_entailment")
-GLUE: dict[str, LabelledSet] = {
-    "cola": _glue(
-        *("CoLA", _SENTENCE, "label", "unacceptable", "acceptable"),
+GLUE: dict[str, GlueSet] = {
+    "cola": GlueSet(
+        "CoLA",
+        ("sentence",),
+        "label",
+        ("unacceptable", "acceptable"),
         header=("source", "label", "judgement", "sentence"),
     ),
-    "sst2": _glue("SST-2", _SENTENCE, "label", "negative", "positive", phrases=True),
-    "mrpc": _glue(
-        *("MRPC", (("#1 String", "sentence1"), ("#2 String", "sentence2")), "Quality"),
-        *("not_equivalent", "equivalent"),
+    "sst2": GlueSet("SST-2", ("sentence",), "label", ("negative", "positive"), phrases=True),
+    "mrpc": GlueSet(
+        "MRPC",
+        ("#1 String", "sentence1"),
+        "Quality",
+        ("not_equivalent", "equivalent"),
+        pair=("#2 String", "sentence2"),
         positive=1,
     ),
-    "qqp": _glue(
-        *("QQP", (("question1",), ("question2",)), "is_duplicate", "not_duplicate", "duplicate"),
+    "qqp": GlueSet(
+        "QQP",
+        ("question1",),
+        "is_duplicate",
+        ("not_duplicate", "duplicate"),
+        pair=("question2",),
         positive=1,
     ),
-    "stsb": _glue("STS-B", _PAIR, "score"),
-    "mnli": _glue(
-        *("MNLI", (("sentence1", "premise"), ("sentence2", "hypothesis")), "gold_label"),
-        *("entailment", "neutral", "contradiction"),
+    "stsb": GlueSet("STS-B", ("sentence1",), "score", (), pair=("sentence2",)),
+    "mnli": GlueSet(
+        "MNLI",
+        ("sentence1", "premise"),
+        "gold_label",
+        ("entailment", "neutral", "contradiction"),
+        pair=("sentence2", "hypothesis"),
         dev="dev_matched",
     ),
-    "qnli": _glue("QNLI", (("question",), ("sentence",)), "label", *_ENTAILED),
-    "rte": _glue("RTE", _PAIR, "label", *_ENTAILED),
-    "wnli": _glue("WNLI", _PAIR, "label", *reversed(_ENTAILED)),
+    "qnli": GlueSet("QNLI", ("question",), "label", _ENTAILED, pair=("sentence",)),
+    "rte": GlueSet("RTE", ("sentence1",), "label", _ENTAILED, pair=("sentence2",)),
+    "wnli": GlueSet("WNLI", ("sentence1",), "label", _ENTAILED[::-1], pair=("sentence2",)),
 }
 """The tasks of GLUE by name; of MNLI, dev is the matched one."""
 
@@ -138,25 +149,27 @@ _DOWNSTREAM = Layout(
     header=("label", "sentence"),
     separator=" ",
 )
-_BINARY = ("0", "1")
-_TREC = {"train": ["TREC.train.all"], "test": ["TREC.test.all"]}
-DOWNSTREAM: dict[str, LabelledSet] = {
-    "mr": LabelledSet(_DOWNSTREAM, {"all": ["rt-polarity.all"]}, _BINARY),
-    "cr": LabelledSet(_DOWNSTREAM, {"all": ["custrev.all"]}, _BINARY),
-    "subj": LabelledSet(_DOWNSTREAM, {"all": ["subj.all"]}, _BINARY),
-    "mpqa": LabelledSet(_DOWNSTREAM, {"all": ["mpqa.all"]}, _BINARY),
-    "trec": LabelledSet(_DOWNSTREAM, _TREC, tuple("012345")),
+
+
+class DownstreamSet(NamedTuple):
+    """How a downstream set is written."""
+
+    files: dict[str, str]
+    """By split; the split ``all`` has no parts: it is cross-validated."""
+    classes: tuple[str, ...] = ("0", "1")
+    """Labels, as the files write them."""
+
+
+DOWNSTREAM: dict[str, DownstreamSet] = {
+    "mr": DownstreamSet({"all": "rt-polarity.all"}),
+    "cr": DownstreamSet({"all": "custrev.all"}),
+    "subj": DownstreamSet({"all": "subj.all"}),
+    "mpqa": DownstreamSet({"all": "mpqa.all"}),
+    "trec": DownstreamSet(
+        {"train": "TREC.train.all", "test": "TREC.test.all"}, ("0", "1", "2", "3", "4", "5")
+    ),
 }
 """The downstream sets by name."""
-
-
-def _by_number(row: Row) -> str:
-    return str(row.number)
-
-
-def _by_place(row: Row) -> str:
-    """The id of a row without one; not its number, which another row's own id may be."""
-    return row.place
 
 
 class GlueTask(SentenceTask):
@@ -189,12 +202,12 @@ class GlueTask(SentenceTask):
                 f"{' and '.join(spec.files)}"
             )
         if on_hub(source):
-            named = spec.hub_dev if split == "dev" else split
+            named = spec.dev.replace("dev", "validation") if split == "dev" else split
             table = hub_table(source, named, spec.layout, classes=spec.classes)
         else:
             path = find_file(source, spec.files.get(split, ()), self.name)
             table = read_table(path, spec.layout)
-        rows = SentenceRows(table.source, skip_bad=config.skip_bad).add_table(table, _by_number)
+        rows = sentence_rows(table, numbered=True, skip_bad=config.skip_bad)
         if not spec.classes:
             return rows.scored(table.sha256)
         numbers = {str(i): i for i in range(len(spec.classes))}
@@ -239,8 +252,7 @@ class ProbingTask(SentenceTask):
             labels.add((raw.label or "").strip())
             return raw if raw.extra["part"] == PARTS[split] else None
 
-        rows = SentenceRows(table.source, skip_bad=config.skip_bad)
-        rows.add_table(table, _by_number, of_split)
+        rows = sentence_rows(table, numbered=True, skip_bad=config.skip_bad, check=of_split)
         return rows.classified(sorted_classes(labels - {""}), table.sha256)
 
 
@@ -260,8 +272,8 @@ class DownstreamTask(SentenceTask):
         files = DOWNSTREAM[self.name].files
         if (path := Path(source)).is_file():
             name = path.name.removesuffix(".gz")
-            return next(((split,) for split, names in files.items() if name in names), ("all",))
-        return splits_in(source, files, self.name)
+            return next(((split,) for split, file in files.items() if name == file), ("all",))
+        return splits_in(source, {split: [file] for split, file in files.items()}, self.name)
 
     def read(self, source: str, split: str, config: TaskConfig) -> TaskData:
         """Read a split of the set; a single file as any.
@@ -279,10 +291,10 @@ class DownstreamTask(SentenceTask):
             )
             splits = ", ".join(spec.files)
             raise InputError(f"{self.name} has no split {split!r}, but {splits}: {how}")
-        path = find_file(source, spec.files.get(split, ()), self.name)
-        table = read_table(path, spec.layout, fallback="latin-1")
-        rows = SentenceRows(table.source, skip_bad=config.skip_bad, empty=True)
-        return rows.add_table(table, _by_number).classified(spec.classes, table.sha256)
+        path = find_file(source, [spec.files.get(split, split)], self.name)
+        table = read_table(path, _DOWNSTREAM, fallback="latin-1")
+        rows = sentence_rows(table, numbered=True, skip_bad=config.skip_bad, empty=True)
+        return rows.classified(spec.classes, table.sha256)
 
 
 _OWN = split_files(FORMS)
@@ -330,8 +342,7 @@ class LabelledTask(SentenceTask):
         columns = Columns(config.text or "text", config.pair, config.label or "label")
         path = find_file(source, _OWN.get(split, ()), self.name)
         table = read_table(path, columns.layout, forms=FORMS)
-        rows = SentenceRows(table.source, skip_bad=config.skip_bad)
-        return rows.add_table(table, _by_place), table.sha256
+        return sentence_rows(table, skip_bad=config.skip_bad), table.sha256
 
 
 def with_columns(task: Task, config: TaskConfig) -> TaskConfig:

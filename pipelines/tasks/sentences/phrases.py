@@ -29,7 +29,7 @@ from transformers import PreTrainedConfig
 from bertvision.errors import InputError, counted
 from bertvision.pipelines.tasks.data import TaskConfig, TaskData
 from bertvision.pipelines.tasks.own_output import OutputLayer, OwnOutput
-from bertvision.pipelines.tasks.sentences.rows import RawSentence, SentenceRows, sorted_classes
+from bertvision.pipelines.tasks.sentences.rows import RawSentence, sentence_rows, sorted_classes
 from bertvision.pipelines.tasks.sentences.task import SentenceTask, sentence_windows
 from bertvision.pipelines.tasks.soundness import Example
 from bertvision.pipelines.tasks.source import find_file, split_files, splits_in
@@ -147,8 +147,7 @@ class PhraseTask(SentenceTask):
         """
         path = find_file(source, FILES.get(split, []), self.name)
         table = read_table(path, LAYOUT, forms=FORMS)
-        rows = SentenceRows(table.source, skip_bad=config.skip_bad)
-        rows.add_table(table, lambda row: row.place, _checked)
+        rows = sentence_rows(table, skip_bad=config.skip_bad, check=_checked)
         classes = config.classes
         if not classes:
             train = Path(source).is_dir() and split != "train"

@@ -36,13 +36,15 @@ PARTS = ("train", "dev", "test")
 """The parts of the data, each of which may be absent; an extraction knows nothing of them."""
 
 FORMS = (".tsv", ".csv")
-_QUERY = Column(("query", "question"), filled=True)
-_PASSAGE = Column(("passage", "sentence", "answer"), filled=True)
-_LABEL = Column(("label",), among=("0", "1"))
-_IDS = ("query_id", "queryid", "question_id", "questionid", "qid")
-_ID = Column(_IDS, filled=True, optional=True)
 _NAMED = Layout(
-    {"query": _QUERY, "passage": _PASSAGE, "label": _LABEL, "id": _ID},
+    {
+        "query": Column(("query", "question"), filled=True),
+        "passage": Column(("passage", "sentence", "answer"), filled=True),
+        "label": Column(("label",), among=("0", "1")),
+        "id": Column(
+            ("query_id", "queryid", "question_id", "questionid", "qid"), filled=True, optional=True
+        ),
+    },
     any_case=True,  # those of WikiQA's own files
     hint="name query, passage, label and, if there is one, query_id in a header, or give them in "
     "this order without one",
@@ -50,13 +52,12 @@ _NAMED = Layout(
 _HEADER = ("query", "passage", "label", "query_id")
 LAYOUTS = (_NAMED, replace(_NAMED, header=_HEADER), replace(_NAMED, header=_HEADER[:3]))
 """With a header, or in this order without one."""
+_FILES = ("a.toks", "b.toks", "sim.txt", "id.txt")
 ALIGNED = {
-    "a.toks": {"query": _QUERY},
-    "b.toks": {"passage": _PASSAGE},
-    "sim.txt": {"label": _LABEL},
-    "id.txt": {"id": _ID},
+    file: replace(_NAMED, header=(name,), separator="\n")
+    for file, name in zip(_FILES, _HEADER, strict=True)
 }
-"""Columns of the line-aligned files."""
+"""The line-aligned files, a column each."""
 
 
 class RankingPair(NamedTuple):
@@ -144,7 +145,7 @@ class _Reader:
     def part(self, folder: Path, part: str) -> None:
         """Read a part, if it is there."""
         tables = [f"{name}{form}" for name in (part, f"WikiQA-{part}") for form in FORMS]
-        if find_in(folder / part, [*ALIGNED][:1]):
+        if find_in(folder / part, _FILES[:1]):
             table = aligned_table(folder / part, ALIGNED)
         elif file := find_in(folder, tables):
             table = read_table(file, *LAYOUTS, forms=FORMS)

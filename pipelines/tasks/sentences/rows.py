@@ -50,7 +50,7 @@ class RawSentence(NamedTuple):
     """Further fields that a task reads of the row (see `SentenceRows.extras`)."""
 
 
-class SentenceRows(Collector):
+class SentenceRows:
     """Collects the sentences of one split of one source, and what was skipped.
 
     Args:
@@ -59,11 +59,11 @@ class SentenceRows(Collector):
         empty: Whether a text may be empty.
     """
 
-    items: list[RawSentence]
-
     def __init__(self, source: str, *, skip_bad: bool, empty: bool = False) -> None:
-        super().__init__(source, skip_bad=skip_bad)
-        self.may_be_empty = empty
+        self.source = source
+        self.empty = empty
+        self._found = Collector(source, skip_bad=skip_bad)
+        self.skipped = self._found.skipped
 
     def add(
         self, rows: Iterable[tuple[str, _Row]], parse: Callable[[_Row], RawSentence | None]
@@ -79,13 +79,13 @@ class SentenceRows(Collector):
             InputError: a row is malformed, and is not to be skipped; or no row is left.
         """
         for place, row in rows:
-            with self.part(place):
+            with self._found.part(place):
                 if (raw := parse(row)) is not None:
                     text, pair = self._text(raw.text, "text"), raw.pair
                     pair = None if pair is None else self._text(pair, "second text")
                     label = raw.label and raw.label.strip()
-                    self.take(raw._replace(text=text, pair=pair, label=label), place)
-        self.require(self.items)
+                    self._found.take(raw._replace(text=text, pair=pair, label=label), place)
+        self._found.require(self._found.items)
         return self
 
     def add_lines(
@@ -102,39 +102,15 @@ class SentenceRows(Collector):
         """
         return self.add(((f"line {line.number}", line) for line in lines), parse)
 
-    def add_table(
-        self,
-        table: Table,
-        ids: Callable[[Row], str],
-        check: Callable[[RawSentence], RawSentence | None] = lambda raw: raw,
-    ) -> SentenceRows:
-        """As `add`, of a table with the columns ``text`` and ``label``, and perhaps ``pair``.
-
-        Args:
-            table: Its other columns are the sentences' ``extra``.
-            ids: Id of a row that does not name itself.
-            check: As ``parse`` of `add`, of a sentence.
-
-        Raises:
-            InputError: as in `add`.
-        """
-
-        def parse(row: Row) -> RawSentence | None:
-            fields = dict(row.fields)
-            ident, pair = fields.pop("id", None) or ids(row), fields.pop("pair", None)
-            return check(RawSentence(ident, fields.pop("text"), pair, fields.pop("label"), fields))
-
-        return self.add(((row.place, row) for row in table.rows), parse)
-
     @property
     def labels(self) -> set[str]:
         """The distinct labels, as they are written."""
-        return {raw.label for raw in self.items if raw.label}
+        return {raw.label for raw in self._found.items if raw.label}
 
     @cached_property
     def extras(self) -> dict[str, Any]:
         """Further fields of the rows that were taken, by id."""
-        return {raw.id: raw.extra for raw in self.items}
+        return {raw.id: raw.extra for raw in self._found.items}
 
     def classified(
         self, classes: Sequence[str], digest: str | None, also: Mapping[str, int] | None = None
@@ -177,20 +153,53 @@ class SentenceRows(Collector):
         self, value: Callable[[str], int | float], digest: str | None, classes: tuple[str, ...]
     ) -> TaskData:
         items = []
-        for raw in self.items:
-            with self.part(self.places[raw.id]):
+        for raw in self._found.items:
+            with self._found.part(self._found.places[raw.id]):
                 if not raw.label:
                     raise InputError("has no label")
                 items.append(Sentence(raw.id, raw.text, raw.pair, value(raw.label)))
-        self.require(items)
+        self._found.require(items)
         return TaskData(items, digest or _digest(items), self.skipped, classes)
 
     def _text(self, text: str, what: str) -> str:
         """A text without spaces around it, which some tokenizers would take for tokens."""
         text = text.strip()
-        if not text and not self.may_be_empty:
+        if not text and not self.empty:
             raise InputError(f"the {what} is empty")
         return check_text(text, f"the {what}", MAX_CHARACTERS)
+
+
+def sentence_rows(
+    table: Table,
+    *,
+    numbered: bool = False,
+    skip_bad: bool,
+    empty: bool = False,
+    check: Callable[[RawSentence], RawSentence | None] | None = None,
+) -> SentenceRows:
+    """The sentences of a table with the columns ``text`` and ``label``, and perhaps ``pair``.
+
+    Args:
+        table: Its other columns are the sentences' ``extra``.
+        numbered: Whether rows have their number as id, which tells them apart where none has a name
+            of its own; else they are named by their place.
+        skip_bad: Leave malformed rows out and list them, instead of refusing the source.
+        empty: Whether a text may be empty.
+        check: As ``parse`` of `SentenceRows.add`, of a sentence.
+
+    Raises:
+        InputError: as `SentenceRows.add`.
+    """
+
+    def parse(row: Row) -> RawSentence | None:
+        fields = row.fields
+        ident = fields.pop("id", None) or (str(row.number) if numbered else row.place)
+        texts = fields.pop("text"), fields.pop("pair", None)
+        raw = RawSentence(ident, *texts, fields.pop("label"), fields)
+        return check(raw) if check else raw
+
+    rows = SentenceRows(table.source, skip_bad=skip_bad, empty=empty)
+    return rows.add(((row.place, row) for row in table.rows), parse)
 
 
 def sorted_classes(labels: Iterable[str]) -> tuple[str, ...]:

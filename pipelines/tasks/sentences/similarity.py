@@ -52,6 +52,8 @@ _STS = Layout(
 )
 _BENCHMARK = ("genre", "filename", "year", "index", "score", "sentence1", "sentence2")
 _SUBSET = replace(_STS, header=("score", "sentence1", "sentence2"))
+_INPUT = replace(_STS, header=("sentence1", "sentence2"))
+_SCORES = replace(_STS, header=("score",), separator="\n")
 _SICK = replace(
     _STS,
     columns={
@@ -237,10 +239,8 @@ class _Reader:
         name = file.name.removesuffix(".gz")
         if not name.startswith("STS.input."):
             return read_table(file, *self.spec.layouts)
-        columns = self.spec.layouts[0].columns
-        sentences = {"first": columns["first"], "second": columns["second"]}
         scores = name.replace("STS.input.", "STS.gs.", 1)
-        return aligned_table(file.parent, {name: sentences, scores: {"score": columns["score"]}})
+        return aligned_table(file.parent, {name: _INPUT, scores: _SCORES})
 
     def _pairs(self, table: Table, part: str, subset: str) -> None:
         for name, digest in table.files.items():

@@ -27,22 +27,13 @@ from bertvision.pipelines.tasks.source import named_split, on_hub, only_file
 from bertvision.pipelines.tasks.squad.read import FORMS, Answer, Question, load_squad
 from bertvision.pipelines.tasks.tables import Column
 from bertvision.pipelines.tasks.task import Labels, Task
-from bertvision.pipelines.tasks.windows import TEXTS_AT_ONCE, Template, Windows, require_fast
+from bertvision.pipelines.tasks.windows import Template, TextTokens, Windows, require_fast, tokenise
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
 Int32Array = npt.NDArray[np.int32]
-
-
-class TextTokens(NamedTuple):
-    """The tokens of a text, without special ones."""
-
-    ids: Int32Array
-    """(tokens,) vocabulary indices."""
-    offsets: Int32Array
-    """(tokens, 2) characters [start, end) of the text."""
 
 
 class Piece(NamedTuple):
@@ -155,9 +146,9 @@ def question_windows(
         )
 
     distinct = list(dict.fromkeys(q.context for q in questions))
-    contexts = dict(zip(distinct, _tokenise(distinct, tokenizer), strict=True))
+    contexts = dict(zip(distinct, tokenise(distinct, tokenizer), strict=True))
     texts = [q.question for q in questions]
-    question_ids = [tokens.ids[:max_question_length] for tokens in _tokenise(texts, tokenizer)]
+    question_ids = [tokens.ids[:max_question_length] for tokens in tokenise(texts, tokenizer)]
     pieces = [
         piece
         for i, (question, ids) in enumerate(zip(questions, question_ids, strict=True))
@@ -195,23 +186,6 @@ def question_windows(
             "end_positions": np.array([p.end_position for p in pieces], np.int32),
         },
     )
-
-
-def _tokenise(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[TextTokens]:
-    for i in range(0, len(texts), TEXTS_AT_ONCE):
-        encoded = tokenizer(
-            list(texts[i : i + TEXTS_AT_ONCE]),
-            add_special_tokens=False,
-            padding=False,
-            truncation=False,
-            split_special_tokens=True,  # "[SEP]" written in a context is text
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            return_offsets_mapping=True,
-            verbose=False,  # no warning about contexts longer than the model: that is what we cut
-        )
-        for ids, offsets in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
-            yield TextTokens(np.array(ids, np.int32), np.array(offsets, np.int32).reshape(-1, 2))
 
 
 SPLITS = ("train", "dev")
