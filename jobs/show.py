@@ -21,7 +21,16 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
 
 from bertvision.errors import InputError, did_you_mean
 from bertvision.pipelines.plotting import Chart, Plotted, points
-from bertvision.pipelines.text import fill, format_table, html_of, number, shorten, size
+from bertvision.pipelines.results.columns import (
+    MARK,
+    Column,
+    columns,
+    footnotes,
+    marked,
+    table_of,
+)
+from bertvision.pipelines.tasks.metrics import METRICS
+from bertvision.pipelines.text import fill, format_table, html_of, shorten, size
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -162,9 +171,10 @@ class Shown(ABC):
     rows_in: ClassVar[str] = "rows"
     """The field that holds its rows; a result without that field is one row itself."""
 
-    @abstractmethod
-    def to_json(self) -> dict[str, Any]:
-        """The fields as ``--json`` prints them."""
+    if TYPE_CHECKING:  # the other base of a result has it
+
+        def to_json(self) -> dict[str, Any]:
+            """The fields as ``--json`` prints them."""
 
     @abstractmethod
     def table(self, values: Values) -> str:
@@ -238,37 +248,18 @@ RowsField = Annotated[
 
 def metric_names(rows: Sequence[Values]) -> dict[str, str]:
     """The metrics that occur, with their names for people, in the order of columns."""
-    from bertvision.pipelines.tasks.metrics import METRICS
-
     return {key: m.label for key, m in METRICS.items() if any(key in row for row in rows)}
 
 
-def metric_cells(metrics: Mapping[str, float], keys: Iterable[str]) -> list[str]:
-    """A score for each of some metrics."""
-    return [number(metrics.get(key)) for key in keys]
+def score_columns(rows: Sequence[Values]) -> list[Column]:
+    """A column for each metric that occurs, with its deviation over seeds where there is one."""
+    return [Column(key, label, sd=True) for key, label in metric_names(rows).items()]
 
 
-def baseline_cells(score: float, keys: Iterable[str]) -> tuple[str, list[str]]:
-    """Name and cells of the baseline that always gives the commonest answer.
-
-    Args:
-        score: Score of the commonest answer, in per cent: of no answer, or of the largest class.
-        keys: Keys of the metrics that are shown.
-
-    Returns:
-        What the system is called, and its cells.
-    """
-    from bertvision.pipelines.tasks.scores import trivial_metrics
-
-    name, metrics = trivial_metrics(score, keys := list(keys))
-    return name, metric_cells(metrics, keys)
-
-
-def meanings(keys: Iterable[str]) -> str:
-    """Explanations of the shown metrics, to follow a legend."""
-    from bertvision.pipelines.tasks.metrics import METRICS
-
-    return "".join(f"  {METRICS[key].meaning}" for key in keys if METRICS[key].meaning)
+def meanings(shown: Iterable[Column]) -> str:
+    """Explanations of the metrics among the columns, to follow a legend."""
+    metrics = (METRICS[column.key] for column in shown if column.key in METRICS)
+    return "".join(f"  {metric.meaning}" for metric in metrics if metric.meaning)
 
 
 def marked_scores(name: str, scores: Values) -> str:
@@ -278,25 +269,34 @@ def marked_scores(name: str, scores: Values) -> str:
         name: Name as it is shown.
         scores: the fields of its ``metrics.json``.
     """
-    from bertvision.pipelines.results.columns import MARK
     from bertvision.pipelines.tasks.scores import is_untuned
 
     return name + MARK if is_untuned(scores["rules"], scores["threshold_tuned_on"]) else name
 
 
-def with_footnote(table: str, names: Iterable[str], rows: Iterable[Values] = ()) -> str:
-    """A table of systems, with what `MARK` says below it where one of their names has it.
+def systems_table(
+    shown: Sequence[Column], rows: Sequence[Values], baseline: float | None = None
+) -> str:
+    """A table of systems, the commonest answer below them, and what marks in it mean.
 
     Args:
-        table: the text.
-        names: Names of the systems.
-        rows: their metrics, some of which may lack what others have.
+        shown: Columns; the first has the names of the systems.
+        rows: Systems, with their metrics among the values.
+        baseline: Score of the commonest answer, in per cent: of no answer, or of the largest class;
+            None leaves it out.
     """
-    from bertvision.pipelines.results.columns import FOOTNOTE, MARK, ORACLE_NOTE, lack_oracle
+    from bertvision.pipelines.tasks.scores import trivial_metrics
 
-    notes = [FOOTNOTE] if any(name.endswith(MARK) for name in names) else []
-    notes += [ORACLE_NOTE] if lack_oracle(rows) else []
-    return "\n".join([table, *map(fill, notes)])
+    lines = [*rows]
+    if baseline is not None:
+        name, metrics = trivial_metrics(baseline, [column.key for column in shown])
+        lines.append({shown[0].key: name, **metrics})
+    return "\n".join([table_of(shown, lines), *map(fill, footnotes(shown, rows))])
+
+
+FRACTION = Column("fraction", "part of data", form="{:.4g}")
+PLACES = columns("text", trained_on="trained on", checkpoint="evaluated on")
+DIFFERENCE = Column("difference", "− BERT", "signed")
 
 
 def score_charts(rows: Sequence[Values]) -> dict[str, Chart]:
@@ -307,8 +307,6 @@ def score_charts(rows: Sequence[Values]) -> dict[str, Chart]:
     Args:
         rows: Rows of `results`, where seeds are apart, or of `sweep`, where they are together.
     """
-    from bertvision.pipelines.tasks.metrics import METRICS
-
     charts: dict[str, Chart] = {}
     for key in ("score", "difference"):
         scored_rows = [row for row in rows if row.get(key) is not None]
@@ -338,8 +336,6 @@ def score_charts(rows: Sequence[Values]) -> dict[str, Chart]:
 
 def _by_system(rows: Sequence[Values], key: str) -> tuple[list[Values], dict[str, str]]:
     """A row for each system with a column for each pair of snapshots; and these columns."""
-    from bertvision.pipelines.results.columns import MARK, marked
-
     values: dict[tuple[str, str], list[float]] = {}
     deviations: dict[tuple[str, str], float | None] = {}
     for row in rows:

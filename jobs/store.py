@@ -21,7 +21,8 @@ from bertvision.jobs.show import Row, Rows, Shown, ShownRecord, Values, mapping_
 from bertvision.pipelines.declare import Seed, StorePath, WorkspacePath, job
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.reading import Layers, StrPath, parse_layers, parse_tag, path_of, text_of
-from bertvision.pipelines.text import format_table, size
+from bertvision.pipelines.results.columns import Column, columns, table_of
+from bertvision.pipelines.text import size
 from bertvision.pipelines.workspace.checks import find_workspace
 from bertvision.pipelines.workspace.reproduce import not_extracted
 
@@ -445,22 +446,27 @@ def splits_table(splits: Sequence[Values]) -> str:
     """Table of the splits of a store."""
     if not splits:
         return "the store is empty"
-    table = format_table(
-        ["split", "examples", "encoding", "layers", "size", "complete", "per example", "× smaller"],
-        [
-            [
-                f"{s['tag']}/{s['split']}",
-                f"{s['examples']:,}",
-                s["encoding"],
-                str(len(s["layers"])),
-                size(s["bytes"]),
-                _completeness(s),
-                size(s["bytes_per_example"] or 0),
-                f"{s['times_smaller_than_dense_float32'] or 0:.1f}",
-            ]
-            for s in splits
-        ],
-    )
+    shown = [
+        Column("name", "split", "text"),
+        Column("examples", "examples", "count"),
+        *columns("text", encoding="encoding", depth="layers"),
+        Column("bytes", "size", "size"),
+        Column("whole", "complete", "text"),
+        Column("each", "per example", "size"),
+        Column("smaller", "× smaller"),
+    ]
+    rows = [
+        {
+            **s,
+            "name": f"{s['tag']}/{s['split']}",
+            "depth": len(s["layers"]),
+            "whole": _completeness(s),
+            "each": s["bytes_per_example"] or 0,
+            "smaller": s["times_smaller_than_dense_float32"] or 0,
+        }
+        for s in splits
+    ]
+    table = table_of(shown, rows)
     return f"{table}\n\n{size(sum(s['bytes'] for s in splits))} in all"
 
 

@@ -45,6 +45,8 @@ class Column:
     """Whether the interval is shown too."""
     gain: bool = False
     """Whether ``<key>_difference`` stands behind it in brackets."""
+    form: str = ""
+    """Format of numbers that need another than their kind has, such as ``{:.4g}``."""
 
     @property
     def is_number(self) -> bool:
@@ -52,13 +54,15 @@ class Column:
         return self.kind not in ("text", "code")
 
     def text(self, row: Mapping[str, Any]) -> str:
-        """The cell as people read it; a dash where there is no value."""
+        """The cell as people read it; a dash where there is no value, a text as it is."""
         value = row.get(self.key)
         if value is None:
             return "–"
+        if isinstance(value, str) or not self.is_number:
+            return str(value)
+        if self.form:
+            return self.form.format(value)
         match self.kind:
-            case "text" | "code":
-                return str(value)
             case "count":
                 return f"{value:,}"
             case "size":
@@ -148,6 +152,19 @@ def latex_of(shown: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> str:
         f"\\begin{{tabular}}{{{aligned}}}\n\\toprule\n{head}\\midrule\n{body}"
         "\\bottomrule\n\\end{tabular}\n"
     )
+
+
+def footnotes(shown: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Meanings of the mark behind a name and of a missing score, where a table has any.
+
+    Args:
+        shown: Columns of the table.
+        rows: Values by the keys of the columns.
+    """
+    cells = (row.get(column.key) for row in rows for column in shown)
+    notes = [FOOTNOTE] if any(str(cell).endswith(MARK) for cell in cells) else []
+    has_oracle = any(column.key == "best_f1" for column in shown)
+    return [*notes, ORACLE_NOTE] if has_oracle and lack_oracle(rows) else notes
 
 
 def lack_oracle(rows: Iterable[Mapping[str, Any]]) -> bool:
