@@ -191,6 +191,8 @@ class AttentionResult(AnalysisResult):
         "head gives there; entropy 1 is attention to all tokens alike."
     )
 
+    named = ("name",)
+
     values: Annotated[Array, Axes.of("measures", "layers", "heads")]
     errors: Annotated[Array, Axes.of("measures", "layers", "heads")]
     alike: Annotated[Array, Axes.of("measures")]
@@ -236,18 +238,9 @@ class AttentionResult(AnalysisResult):
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each head: measures and their standard errors."""
-        made = self.to_json()
-        return [
-            {
-                "name": self.name,
-                "layer": layer,
-                "head": head,
-                **{name: made["values"][k][i][j] for k, name in enumerate(self.measures)},
-                **{f"{name}_se": made["errors"][k][i][j] for k, name in enumerate(self.measures)},
-            }
-            for i, layer in enumerate(self.layers)
-            for j, head in enumerate(self.heads)
-        ]
+        values = dict(zip(self.measures, self.values, strict=True))
+        errors = {f"{k}_se": e for k, e in zip(self.measures, self.errors, strict=True)}
+        return self.listed({"layer": self.layers, "head": self.heads}, values | errors)
 
     def charts(self) -> dict[str, Chart]:
         """A heat map of layer × head for each measure."""

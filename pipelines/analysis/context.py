@@ -166,24 +166,16 @@ class ContextResult(AnalysisResult):
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each snapshot and layer, as ``--csv`` writes them; NaN becomes None."""
-        values = {name: getattr(self, name) for name in _MEASURED} | self.adjusted()
-        return [
-            {"snapshot": snapshot, "layer": layer}
-            | {name: _number(value[k, i]) for name, value in values.items()}
-            | {
-                f"position_{p}": _number(self.by_position[k, j, i])
-                for j, p in enumerate(self.positions)
-            }
-            for k, snapshot in enumerate(self.snapshots)
-            for i, layer in enumerate(self.layers)
-        ]
+        measured = {name: getattr(self, name) for name in _MEASURED} | self.adjusted()
+        positions = zip(self.positions, self.by_position.swapaxes(0, 1), strict=True)
+        labels = {"snapshot": self.snapshots, "layer": self.layers}
+        return self.listed(labels, measured | {f"position_{p}": x for p, x in positions})
 
     def shown(self) -> list[dict[str, Any]]:
         """The rows, with neighbours in per cent."""
-        rows = []
-        for row in self.rows():
-            nearest = row["nearest"]
-            rows.append(row | {"percent": None if nearest is None else 100 * nearest})
+        rows = self.rows()
+        for row in rows:
+            row["percent"] = row["nearest"] and 100 * row["nearest"]
         return rows
 
     def columns(self) -> list[Column]:
@@ -258,10 +250,6 @@ _PANELS: dict[str, tuple[str, str]] = {
     "nearest": ("Nearest is the same word", "share of uses"),
     "margin": ("Nearest of the same word less nearest other", "cosine − cosine"),
 }
-
-
-def _number(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
 
 
 class Samples(NamedTuple):

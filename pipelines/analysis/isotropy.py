@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -318,27 +319,24 @@ class IsotropyResult(AnalysisResult):
             "--store to measure them.",
         ]
 
-    def _places(self) -> Iterator[tuple[int, int, int]]:
-        for k in range(len(self.snapshots)):
-            for j in range(len(self.sets)):
-                yield from ((k, j, i) for i in range(len(self.layers)))
+    def _places(self) -> Iterator[tuple[int, ...]]:
+        return product(*(range(len(x)) for x in (self.snapshots, self.sets, self.layers)))
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each snapshot, set and layer, as ``--csv`` writes them; NaN becomes None."""
-        values, rows = self.to_json(), []
-        plain = [name for name in _OF_LAYERS if name != "outlier_channels"]
-        for k, j, i in self._places():
-            row = {"snapshot": self.snapshots[k], "set": self.sets[j], "layer": self.layers[i]}
-            row |= {name: values[name][k][j][i] for name in plain}
-            shares = zip(self.components, values["explained_variance"][k][j][i], strict=True)
-            row |= {f"explained_variance_{c}": share for c, share in shares}
-            for name in ("sd", "gamma"):
-                parts = zip(self.quantiles, values[name][k][j][i], strict=True)
-                row |= {f"{name}_{_NAMES.get(q, f'q{q:g}')}": value for q, value in parts}
-            new, gone = self.moved(k, j, i)
-            row["is_rounded"] = self.is_rounded(k, j, i)
-            row["outlier_channels"] = values["outlier_channels"][k][j][i]
-            rows.append(row | {"new_outliers": new, "gone_outliers": gone})
+        values = {name: getattr(self, name) for name in _OF_LAYERS}
+        shares = np.moveaxis(self.explained_variance, -1, 0)
+        values |= {
+            f"explained_variance_{c}": x for c, x in zip(self.components, shares, strict=True)
+        }
+        for name in ("sd", "gamma"):
+            parts = zip(self.quantiles, np.moveaxis(getattr(self, name), -1, 0), strict=True)
+            values |= {f"{name}_{_NAMES.get(q, f'q{q:g}')}": part for q, part in parts}
+        values |= {"is_rounded": self.rounding > ROUNDED, "outlier_channels": self.outlier_channels}
+        labels = {"snapshot": self.snapshots, "set": self.sets, "layer": self.layers}
+        rows = self.listed(labels, values)
+        for row, place in zip(rows, self._places(), strict=True):
+            row["new_outliers"], row["gone_outliers"] = self.moved(*place)
         return rows
 
     def shown(self) -> list[dict[str, Any]]:

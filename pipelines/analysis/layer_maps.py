@@ -31,6 +31,7 @@ class LayerByLayer(AnalysisResult):
         seed: of the sample of tokens.
     """
 
+    named = ("x", "y")
     quantity: ClassVar[str]
     """Name of the values, on their scale of colours."""
 
@@ -79,18 +80,8 @@ class LayerByLayer(AnalysisResult):
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each pair of layers, as ``--csv`` writes them; NaN becomes None."""
-        values = {name: to_json(getattr(self, name)) for name in self.measures()}
-        return [
-            {
-                "x": self.x,
-                "y": self.y,
-                "layer_x": layer_x,
-                "layer_y": layer_y,
-                **{name: value[i][j] for name, value in values.items()},
-            }
-            for i, layer_x in enumerate(self.layers_x)
-            for j, layer_y in enumerate(self.layers_y)
-        ]
+        labels = {"layer_x": self.layers_x, "layer_y": self.layers_y}
+        return self.listed(labels, {name: getattr(self, name) for name in self.measures()})
 
     def charts(self) -> dict[str, Chart]:
         """A heat map for each measure, and each measure of the layers of the same number."""

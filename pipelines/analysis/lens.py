@@ -33,7 +33,7 @@ from bertvision.pipelines.analysis.reduce import (
     tree_reduce,
 )
 from bertvision.pipelines.analysis.request import Request, Setting
-from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Numbers
+from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Numbers, Variable
 from bertvision.pipelines.declare import (
     FigurePath,
     MaxTokens,
@@ -44,11 +44,9 @@ from bertvision.pipelines.declare import (
     job,
 )
 from bertvision.pipelines.options import Option
-from bertvision.pipelines.plotting import Chart, curves
 from bertvision.pipelines.reading import Tag, parse_tag
 from bertvision.pipelines.readouts.options import LensOptions
 from bertvision.pipelines.records import Count
-from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.scheduler import compute, use_scheduler
 from bertvision.pipelines.workspace.workspace import Workspace
 
@@ -106,6 +104,15 @@ class LensResult(AnalysisResult):
         "rare ones, its mean 1 / rank and log-probability, and the divergence from the last layer."
     )
 
+    named = ("name", "head")
+    variables = {
+        "top1": Variable("layer", "top-1", 3, chart="top-1 (share of tokens)"),
+        "top1_rare": Variable("layer", "of rare words", 3, chart="top-1 (share of rare words)"),
+        "mrr": Variable("layer", "MRR", 3, chart="mean 1 / rank of the own word"),
+        "log_p": Variable("layer", "log p", chart="log p of the own word (nats)"),
+        "kl": Variable("layer", "KL to the last", chart="KL to the last layer (nats)"),
+    }
+
     top1: OfLayers
     top1_rare: OfLayers
     mrr: OfLayers
@@ -128,31 +135,6 @@ class LensResult(AnalysisResult):
         tokens_text = f"{self.n_tokens:,} of {self.n_available:,} tokens"
         return f"Lens, {self.name}, {self.head}, {tokens_text}"
 
-    def columns(self) -> list[Column]:
-        """The columns of a layer."""
-        return [
-            Column("layer", "layer", "text"),
-            Column("top1", "top-1", digits=3),
-            Column("top1_rare", "of rare words", digits=3),
-            Column("mrr", "MRR", digits=3),
-            Column("log_p", "log p", digits=2),
-            Column("kl", "KL to the last", digits=2),
-        ]
-
-    def rows(self) -> list[dict[str, Any]]:
-        """A row for each layer, as ``--csv`` writes them; NaN becomes None."""
-        values = self.to_json()
-        keys = ("top1", "top1_rare", "mrr", "log_p", "kl")
-        return [
-            {
-                "name": self.name,
-                "head": self.head,
-                "layer": layer,
-                **{key: values[key][i] for key in keys},
-            }
-            for i, layer in enumerate(self.layers)
-        ]
-
     def remarks(self) -> list[str]:
         """The head, and what one scores who looks at no state."""
         return [
@@ -162,17 +144,11 @@ class LensResult(AnalysisResult):
             f"{self.unigram_log_p:.2f}.".replace("-", "−").replace("top−1", "top-1"),
         ]
 
-    def charts(self) -> dict[str, Chart]:
-        """A line for each measure."""
-        rows, by = self.rows(), ["name", "head"]
-        most = {"most frequent word": self.majority}
-        often = {"by frequency": self.unigram_log_p}
+    def levels(self) -> dict[str, dict[str, float]]:
+        """What one scores who looks at no state."""
         return {
-            "top1": curves(rows, "top1", "top-1 (share of tokens)", by=by, levels=most),
-            "top1_rare": curves(rows, "top1_rare", "top-1 (share of rare words)", by=by),
-            "mrr": curves(rows, "mrr", "mean 1 / rank of the own word", by=by),
-            "log_p": curves(rows, "log_p", "log p of the own word (nats)", by=by, levels=often),
-            "kl": curves(rows, "kl", "KL to the last layer (nats)", by=by),
+            "top1": {"most frequent word": self.majority},
+            "log_p": {"by frequency": self.unigram_log_p},
         }
 
 

@@ -219,6 +219,8 @@ class PruningResult(AnalysisResult):
         "heads that are left, the least important masked first, beside random orders."
     )
 
+    named = ("name",)
+
     rise: Annotated[Array, Axes.of("layers", "heads")]
     sensitivity: Annotated[Array, Axes.of("layers", "heads")]
     loss: float
@@ -255,32 +257,12 @@ class PruningResult(AnalysisResult):
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each head, then a row for each point of the curve."""
-        of_heads = [
-            {
-                "name": self.name,
-                "layer": layer,
-                "head": head,
-                "rise": float(self.rise[i, j]),
-                "sensitivity": float(self.sensitivity[i, j]),
-            }
-            for i, layer in enumerate(self.layers)
-            for j, head in enumerate(self.heads)
-        ]
-        return of_heads + self._curve()
+        values = {"rise": self.rise, "sensitivity": self.sensitivity}
+        return self.listed({"layer": self.layers, "head": self.heads}, values) + self._curve()
 
     def _curve(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "name": self.name,
-                "left": float(left),
-                self.metric: float(score),
-                "random": float(random),
-                "random_sd": float(sd),
-            }
-            for left, score, random, sd in zip(
-                self.left, self.score, self.random, self.random_sd, strict=True
-            )
-        ]
+        values = {self.metric: self.score, "random": self.random, "random_sd": self.random_sd}
+        return self.listed({"left": self.left.tolist()}, values)
 
     def remarks(self) -> list[str]:
         """The heads that matter most, and how many do not."""

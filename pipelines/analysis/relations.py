@@ -30,7 +30,7 @@ from bertvision.pipelines.analysis.attention import (
 )
 from bertvision.pipelines.analysis.moments import Array
 from bertvision.pipelines.analysis.request import Request
-from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Labels
+from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Labels, Variable
 from bertvision.pipelines.declare import FigurePath, PrecisionOption, Seed, WorkspacePath, job
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.plotting import Chart, points
@@ -84,6 +84,20 @@ class RelationsResult(AnalysisResult):
     )
     seen = "For each relation: how often the best attention head is right, and the best offset."
 
+    named = ("name",)
+    variables = {
+        "examples": Variable("relation", "examples", kind="count"),
+        "layer": Variable("relation", field="layers"),
+        "head": Variable("relation", field="heads"),
+        "direction": Variable("relation", "looks", kind="text", field="directions"),
+        "accuracy": Variable("relation", "accuracy (%)", 1),
+        "offset": Variable("relation", "offset", kind="text", field="offsets"),
+        "by_offset": Variable("relation", "by offset (%)", 1),
+        "ahead": Variable("relation", "ahead (95 %)", 1, interval=True),
+        "ahead_low": Variable("relation", field="low"),
+        "ahead_high": Variable("relation", field="high"),
+    }
+
     relations: Labels
     examples: Annotated[tuple[Count, ...], Axes.of("relations")]
     layers: Annotated[tuple[Count, ...], Axes.of("relations")]
@@ -107,18 +121,15 @@ class RelationsResult(AnalysisResult):
         many = f"chosen on {self.n_chosen:,} sentences, scored on {self.n_scored:,} others"
         return f"Dependency relations, {self.name}, {many}"
 
+    @property
+    def ahead(self) -> Array:
+        """(relations,) by how much the attention head is better than the offset."""
+        return self.accuracy - self.by_offset
+
     def columns(self) -> list[Column]:
-        """Columns for a relation."""
-        return [
-            Column("relation", "relation", "text"),
-            Column("examples", "examples", "count"),
-            Column("attention_head", "layer.head", "text"),
-            Column("direction", "looks", "text"),
-            Column("accuracy", "accuracy (%)"),
-            Column("offset", "offset", "text"),
-            Column("by_offset", "by offset (%)"),
-            Column("ahead", "ahead (95 %)", interval=True),
-        ]
+        """Columns for a relation; the attention head as ``layer.head``."""
+        columns = super().columns()
+        return [*columns[:2], Column("attention_head", "layer.head", "text"), *columns[2:]]
 
     def shown(self) -> list[dict[str, Any]]:
         """The rows in per cent, a head as ``layer.head``."""
@@ -133,26 +144,6 @@ class RelationsResult(AnalysisResult):
                 },
             }
             for row in self.rows()
-        ]
-
-    def rows(self) -> list[dict[str, Any]]:
-        """A row for each relation."""
-        return [
-            {
-                "name": self.name,
-                "relation": relation,
-                "examples": self.examples[i],
-                "layer": self.layers[i],
-                "head": self.heads[i],
-                "direction": self.directions[i],
-                "accuracy": float(self.accuracy[i]),
-                "offset": self.offsets[i],
-                "by_offset": float(self.by_offset[i]),
-                "ahead": float(self.accuracy[i] - self.by_offset[i]),
-                "ahead_low": float(self.low[i]),
-                "ahead_high": float(self.high[i]),
-            }
-            for i, relation in enumerate(self.relations)
         ]
 
     def remarks(self) -> list[str]:

@@ -32,7 +32,6 @@ from bertvision.pipelines.declare import (
     WorkspacePath,
     job,
 )
-from bertvision.pipelines.files import to_json
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.plotting import Chart, HeatMap, curves
 from bertvision.pipelines.reading import Names, Tag, parse_names, parse_tag
@@ -81,6 +80,8 @@ class RsaResult(AnalysisResult):
         "layer: the deeper the colour, the more alike the cosines between tokens are."
     )
 
+    named = ("x", "y")
+
     of_pairs: Matrices
     of_tokens: Matrices
     x: str
@@ -109,27 +110,15 @@ class RsaResult(AnalysisResult):
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each split and pair of layers: means and deviations over repeats."""
-        rows = []
-        for k, split in enumerate(self.splits):
-            whole = self.n_tokens[k] == self.n_available[k]
-            statistics = {}
-            for name, values in (("rsa", self.of_pairs[k]), ("by_token", self.of_tokens[k])):
-                sd = np.full(values.shape[1:], np.nan) if whole else _sd(values)
-                statistics[name] = to_json(values.mean(axis=0))
-                statistics[f"{name}_sd"] = to_json(sd)
-            rows += [
-                {
-                    "x": self.x,
-                    "y": self.y,
-                    "split": split,
-                    "layer_x": layer_x,
-                    "layer_y": layer_y,
-                    **{name: values[i][j] for name, values in statistics.items()},
-                }
-                for i, layer_x in enumerate(self.layers_x)
-                for j, layer_y in enumerate(self.layers_y)
-            ]
-        return rows
+        whole = np.equal(self.n_tokens, self.n_available)
+        values = {}
+        for name, drawn in (("rsa", self.of_pairs), ("by_token", self.of_tokens)):
+            values[name] = drawn.mean(axis=1)
+            values[f"{name}_sd"] = np.full_like(values[name], np.nan)
+            if self.repeats > 1:
+                values[f"{name}_sd"][~whole] = drawn[~whole].std(axis=1, ddof=1)
+        labels = {"split": self.splits, "layer_x": self.layers_x, "layer_y": self.layers_y}
+        return self.listed(labels, values)
 
     def same_layers(self) -> list[dict[str, Any]]:
         """The rows of a layer beside the layer of the same number."""
@@ -272,12 +261,6 @@ def _samples(
         return [np.arange(available)]
     draws = (np.random.default_rng([seed, k]) for k in range(repeats))
     return [draw.choice(available, n_tokens, replace=False, shuffle=False) for draw in draws]
-
-
-def _sd(values: Array) -> Array:
-    """Standard deviation over the first axis; NaN of a single repeat."""
-    sd: Array = values.std(axis=0, ddof=1) if len(values) > 1 else np.full(values.shape[1:], np.nan)
-    return sd
 
 
 @job

@@ -136,24 +136,16 @@ class StructureResult(AnalysisResult):
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each snapshot and layer, then one for each baseline, without a layer."""
-        lines: list[dict[str, Any]] = []
-        for t, tag in enumerate(self.tags):
-            numbers = {
-                f"{metric}{end}": to_json(values[t, m])
-                for m, metric in enumerate(self.metrics)
-                for end, values in (
-                    ("", self.value),
-                    ("_sd", self.sd),
-                    ("_low", self.low),
-                    ("_high", self.high),
-                )
-            }
-            for k, task in enumerate(self.tasks):
-                numbers[f"{task}_upto"] = to_json(self.upto[t, :, k].mean(axis=0))
-                numbers[f"{task}_weight"] = to_json(self.weights[t, :, k].mean(axis=0))
-            for i, layer in enumerate(self.layers):
-                of_layer = {name: values[i] for name, values in numbers.items()}
-                lines.append({"system": tag, "layer": layer, **of_layer})
+        ends = {"": self.value, "_sd": self.sd, "_low": self.low, "_high": self.high}
+        numbers = {
+            f"{metric}{end}": values[:, m]
+            for m, metric in enumerate(self.metrics)
+            for end, values in ends.items()
+        }
+        for k, task in enumerate(self.tasks):
+            numbers[f"{task}_upto"] = self.upto[:, :, k].mean(axis=1)
+            numbers[f"{task}_weight"] = self.weights[:, :, k].mean(axis=1)
+        lines = self.listed({"system": self.tags, "layer": self.layers}, numbers)
         empty = dict.fromkeys(lines[0]) if lines else {}
         for name, values in zip(self.baselines, to_json(self.baseline), strict=True):
             scores = dict(zip(self.metrics, values, strict=True))
