@@ -34,7 +34,14 @@ from bertvision.errors import BertvisionWarning, InputError
 from bertvision.pipelines.analysis import kernels
 from bertvision.pipelines.analysis.kernels import FEATURES, Pair, groups, product, wanted_pairs
 from bertvision.pipelines.analysis.layer_maps import LayerByLayer, Matrix
-from bertvision.pipelines.analysis.moments import Array, Block, Moments, layer_slabs
+from bertvision.pipelines.analysis.moments import (
+    Array,
+    Block,
+    Moments,
+    each_merged,
+    each_of,
+    layer_slabs,
+)
 from bertvision.pipelines.analysis.reduce import Blocks, check_finite, sampled_blocks, tree_reduce
 from bertvision.pipelines.analysis.request import Request
 from bertvision.pipelines.analysis.result import Axes, Keeps
@@ -57,6 +64,7 @@ if TYPE_CHECKING:
     import dask.array as da
 
 
+_moments = partial(each_of, partial(Moments.of, covariance=True))
 NULL = 1e-12
 """A direction with less variance than this part of the largest is none."""
 
@@ -260,7 +268,7 @@ def cca_of_arrays(
         warnings.warn(too_few(tokens, hidden), BertvisionWarning, stacklevel=2)
     with use_scheduler(scheduler, "cca"):
         blocks = sampled_blocks(arrays, max_tokens, seed, FEATURES.rows(tokens), places)
-        moments: list[Moments] = compute(tree_reduce(blocks, _moments, _merge))
+        moments: list[Moments] = compute(tree_reduce(blocks, _moments, each_merged))
         sides = map_here(lambda m: Whitening.of(m, keep, ridge), moments)
         pwcca, svcca = _correlations(blocks, sides, moments[0].n)
     return CcaResult(
@@ -284,11 +292,12 @@ def cca_of_arrays(
 def _correlations(blocks: Blocks, sides: Sequence[Whitening], n: int) -> tuple[Array, Array]:
     """PWCCA and SVCCA, (layers_x, layers_y) each."""
     shapes = [side.mean.shape for side in sides]
-    delayed_sides = [
-        delayed(side) for side in sides
-    ]  # one object in the graph, not one in each task
+    delayed_sides = list(map(delayed, sides))  # one object in the graph, not one in each task
     whitened: Blocks = [
-        tuple(delayed(_apply)(side, part) for side, part in zip(delayed_sides, block, strict=True))
+        tuple(
+            delayed(Whitening.apply)(side, part)
+            for side, part in zip(delayed_sides, block, strict=True)
+        )
         for block in blocks
     ]
     last = len(sides) - 1
@@ -335,21 +344,6 @@ def _pwcca(m: Array, x: WhiteLayer, y: WhiteLayer) -> float:
     correlations = np.sqrt(squares[::-1][: x.rank].clip(0, 1))
     weights = np.abs(x.loadings @ vectors[:, ::-1][:, : x.rank]).sum(axis=0)
     return float(correlations @ weights / weights.sum())
-
-
-def _moments(*blocks: Block) -> list[Moments]:
-    partial = [Moments.empty(*block.shape[1:], covariance=True) for block in blocks]
-    for moments, block in zip(partial, blocks, strict=True):
-        moments.add(block)
-    return partial
-
-
-def _merge(one: list[Moments], other: list[Moments]) -> list[Moments]:
-    return [a.merge(b) for a, b in zip(one, other, strict=True)]
-
-
-def _apply(side: Whitening, block: Block) -> NDArray[Any]:
-    return side.apply(block)
 
 
 def _products(*blocks: NDArray[Any], pairs: Sequence[Pair]) -> list[Array]:

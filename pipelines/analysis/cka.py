@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from bertvision.errors import InputError
 from bertvision.pipelines.analysis.kernels import Centring, cheaper_form
 from bertvision.pipelines.analysis.layer_maps import LayerByLayer, Matrix
-from bertvision.pipelines.analysis.moments import Block, ChannelMoments
+from bertvision.pipelines.analysis.moments import ChannelMoments, each_merged, each_of
 from bertvision.pipelines.analysis.reduce import sampled_blocks, tree_reduce
 from bertvision.pipelines.analysis.request import Request
 from bertvision.pipelines.analysis.result import Axes, Keeps
@@ -134,7 +135,9 @@ def cka_of_arrays(
     form = cheaper_form(tokens, [array.shape[1:] for array in arrays])
     with use_scheduler(scheduler, "cka"):
         blocks = sampled_blocks(arrays, max_tokens, seed, form.rows(tokens), places)
-        moments: list[ChannelMoments] = compute(tree_reduce(blocks, _moments, _merge))
+        moments: list[ChannelMoments] = compute(
+            tree_reduce(blocks, partial(each_of, ChannelMoments.of), each_merged)
+        )
         if moments[0].n < 4:
             raise InputError(f"CKA needs at least 4 tokens; there are {moments[0].n}")
         sides = [Centring.of(m, drop_channels) for m in moments]
@@ -154,14 +157,6 @@ def cka_of_arrays(
         unbiased=unbiased,
         seed=seed,
     )
-
-
-def _moments(*blocks: Block) -> list[ChannelMoments]:
-    return [ChannelMoments.of(block) for block in blocks]
-
-
-def _merge(one: list[ChannelMoments], other: list[ChannelMoments]) -> list[ChannelMoments]:
-    return [a.merge(b) for a, b in zip(one, other, strict=True)]
 
 
 @job

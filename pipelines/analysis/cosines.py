@@ -16,7 +16,7 @@ from dask.delayed import Delayed, delayed
 from numpy.typing import NDArray
 
 from bertvision.pipelines.analysis import kernels
-from bertvision.pipelines.analysis.moments import Array, Block, Moments, slabs
+from bertvision.pipelines.analysis.moments import Array, Block, Moments, each_merged, each_of, slabs
 from bertvision.pipelines.analysis.reduce import Blocks, check_finite, tree_reduce
 from bertvision.pipelines.scheduler import compute
 
@@ -51,7 +51,7 @@ def cosine_correlations(blocks: Blocks, depths: Sequence[int]) -> Correlations:
     Raises:
         NonFiniteError: NaN or infinity in the hidden states.
     """
-    moments: list[Moments] = compute(tree_reduce(blocks, _moments, _merge))
+    moments: list[Moments] = compute(tree_reduce(blocks, partial(each_of, Moments.of), each_merged))
     for m in moments:
         check_finite(m.sum_norm[:, None])
     # near 0 they lose no digits to their mean; a layer with a token of norm 0 has no cosines
@@ -108,17 +108,6 @@ def _correlation(row: _Row, n: int) -> Array:
     with np.errstate(invalid="ignore", divide="ignore"):
         result: Array = np.where(product > 0, covariance / np.sqrt(product), np.nan)
     return result
-
-
-def _moments(*blocks: Block) -> list[Moments]:
-    partial = [Moments.empty(*block.shape[1:]) for block in blocks]
-    for moments, block in zip(partial, blocks, strict=True):
-        moments.add(block)
-    return partial
-
-
-def _merge(one: list[Moments], other: list[Moments]) -> list[Moments]:
-    return [a.merge(b) for a, b in zip(one, other, strict=True)]
 
 
 def _units(block: Block) -> NDArray[Any]:

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
+from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -28,7 +29,7 @@ from numpy.typing import NDArray
 
 from bertvision.errors import InputError
 from bertvision.pipelines.analysis.channel_partition import Bases, Partition, merged
-from bertvision.pipelines.analysis.moments import Array, Block, Moments
+from bertvision.pipelines.analysis.moments import Array, Moments
 from bertvision.pipelines.analysis.reduce import (
     Blocks,
     aligned_blocks,
@@ -535,27 +536,20 @@ def isotropy_of_arrays(
     ]
     # what does not vary has nothing left when its mean is taken out, but rounding errors
     varies = np.isfinite(each(lambda one: one.spread.mean_correlation))
-    cosines = [[one.moments.cosine_by_channel() for one in sets] for sets in measured]
-    by_channel = np.array(cosines)
+    by_channel = each(lambda one: one.moments.cosine_by_channel())
     top = by_channel.argmax(axis=-1)
-    bases_removed = hidden - measured[0][0].partition.sum_unit.shape[1]
     return IsotropyResult(
+        **{name: each(attrgetter(f"spread.{name}")) for name in Spread._fields},
         mean_cosine=by_channel.sum(axis=-1),
         mean_norm=each(lambda one: one.moments.sum_norm / one.moments.n),
-        mean_share=each(lambda one: one.spread.mean_share),
         components=tuple(components),
-        explained_variance=each(lambda one: one.spread.explained_variance),
         log_ratio=each(lambda one: one.partition.log_ratio()),
-        removed=bases_removed,
+        removed=hidden - measured[0][0].partition.sum_unit.shape[1],
         corrected_cosine=np.where(
             varies, each(lambda one: one.partition.corrected_cosine()), np.nan
         ),
         corrected_ratio=np.where(varies, each(lambda one: one.partition.corrected_ratio()), np.nan),
         quantiles=QUANTILES,
-        sd=each(lambda one: one.spread.sd),
-        gamma=each(lambda one: one.spread.gamma),
-        mean_correlation=each(lambda one: one.spread.mean_correlation),
-        dominant=each(lambda one: one.spread.dominant),
         top_channel=_tuples(top.tolist()),
         top_cosine=np.take_along_axis(by_channel, top[..., None], axis=-1)[..., 0],
         outlier_channels=_tuples(
@@ -591,7 +585,7 @@ def _blocks(
 
 
 def _measured(blocks: Blocks, states: da.Array, components: Sequence[int]) -> _Measured:
-    leaf = partial(_moments, shape=states.shape[1:])
+    leaf = partial(Moments.of, covariance=True)
     moments = compute(tree_reduce(blocks, leaf, Moments.merge))
     if moments.n < 2:
         raise InputError("isotropy compares vectors; there is only one")
@@ -600,12 +594,6 @@ def _measured(blocks: Blocks, states: da.Array, components: Sequence[int]) -> _M
     shared = delayed(bases)  # one object in the graph, not one in each task
     partition = compute(tree_reduce([(*block, shared) for block in blocks], Partition.of, merged))
     return _Measured(moments, Spread.of(moments, bases.variances, components), partition)
-
-
-def _moments(block: Block, shape: tuple[int, int]) -> Moments:
-    moments = Moments.empty(*shape, covariance=True)
-    moments.add(block)
-    return moments
 
 
 def _tuples(value: Any) -> Any:

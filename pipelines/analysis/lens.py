@@ -17,7 +17,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, cast
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from dask.delayed import delayed
@@ -412,8 +412,7 @@ class Decoder(Protocol):
         """(vocabulary,) of the layer at ``place``."""
 
 
-@dataclass(frozen=True)
-class LensSums:
+class LensSums(NamedTuple):
     """Sums over tokens; of rare tokens those whose word is rare.
 
     Attributes:
@@ -441,15 +440,8 @@ class LensSums:
 
     def merge(self, other: LensSums) -> LensSums:
         """The sums of the tokens of both."""
-        return LensSums(
-            self.n + other.n,
-            self.n_rare + other.n_rare,
-            self.top1 + other.top1,
-            self.top1_rare + other.top1_rare,
-            self.reciprocal_rank + other.reciprocal_rank,
-            self.log_p + other.log_p,
-            self.kl + other.kl,
-        )
+        pairs: Any = zip(self, other, strict=True)
+        return LensSums(*(a + b for a, b in pairs))
 
 
 def lens_sums(

@@ -8,6 +8,7 @@ Whether the nearest neighbour of a word's use, by cosine, is another use of the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -128,7 +129,7 @@ def alike(groups: Groups, *, explained: bool = False) -> Alike:
         NonFiniteError: NaN or infinity in the vectors.
     """
     blocks = _with_sizes(groups)
-    leaf = _alike_explained if explained else _alike
+    leaf = partial(_alike, explained=explained)
     alike: Alike = compute(tree_reduce(blocks, leaf, Alike.merge))
     check_finite(alike.length.T)
     return alike
@@ -149,11 +150,7 @@ def _with_sizes(groups: Groups) -> Blocks:
     return [(*block, delayed(sizes)) for block, sizes in pairs]
 
 
-def _alike_explained(block: Block, sizes: Sequence[int]) -> Alike:
-    return _alike(block, sizes, explained=True)
-
-
-def _alike(block: Block, sizes: Sequence[int], *, explained: bool = False) -> Alike:
+def _alike(block: Block, sizes: Sequence[int], *, explained: bool) -> Alike:
     parts = []
     for part in np.split(block, np.cumsum(sizes)[:-1]):
         x = part.astype(np.float64)

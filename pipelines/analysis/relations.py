@@ -280,18 +280,18 @@ def relations_of_maps(
             "sentences"
         )
     random = np.random.default_rng(seed)
-    rows = [_scored(scored[r], sentences, random) for r in enough]
+    rows = np.array([_scored(scored[r], sentences, random) for r in enough])
     return RelationsResult(
         relations=tuple(enough),
         examples=tuple(len(scored[r]) for r in enough),
         layers=tuple(best[r][1] + 1 for r in enough),
         heads=tuple(best[r][2] + 1 for r in enough),
         directions=tuple(DIRECTIONS[best[r][0]] for r in enough),
-        accuracy=np.array([row[0] for row in rows]),
+        accuracy=rows[:, 0],
         offsets=tuple(offset[r] for r in enough),
-        by_offset=np.array([row[1] for row in rows]),
-        low=np.array([row[2] for row in rows]),
-        high=np.array([row[3] for row in rows]),
+        by_offset=rows[:, 1],
+        low=rows[:, 2],
+        high=rows[:, 3],
         few=tuple(few),
         few_examples=tuple(few.values()),
         name=name,
