@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from bertvision.errors import InputError
 from bertvision.pipelines.analysis.moments import Array
 from bertvision.pipelines.analysis.request import Request, Setting
 from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Labels, Numbers
-from bertvision.pipelines.declare import FigurePath, PrecisionOption, Seed, WorkspacePath, job
+from bertvision.pipelines.declare import Kept, PrecisionOption, Seed, job
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.plotting import Chart, HeatMap
 from bertvision.pipelines.progress import progress
@@ -343,8 +343,7 @@ def attention(
     windows: Annotated[int, Option(ge=0)] = 200,
     precision: PrecisionOption = "auto",
     seed: Seed = 0,
-    plot: FigurePath = None,
-    workspace: WorkspacePath = None,
+    **where: Unpack[Kept],
 ) -> AttentionResult:
     """Measure what each attention head looks at.
 

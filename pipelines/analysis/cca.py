@@ -24,7 +24,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Unpack
 
 import numpy as np
 from dask.delayed import delayed
@@ -46,16 +46,7 @@ from bertvision.pipelines.analysis.reduce import Blocks, check_finite, sampled_b
 from bertvision.pipelines.analysis.request import Request
 from bertvision.pipelines.analysis.result import Axes, Keeps
 from bertvision.pipelines.analysis.sides import pair
-from bertvision.pipelines.declare import (
-    FigurePath,
-    MaxTokens,
-    OtherWorkspace,
-    SchedulerName,
-    Seed,
-    StorePath,
-    WorkspacePath,
-    job,
-)
+from bertvision.pipelines.declare import MaxTokens, OnDask, OtherWorkspace, Seed, job
 from bertvision.pipelines.reading import Tag, parse_tag
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.scheduler import compute, map_here, use_scheduler
@@ -367,10 +358,7 @@ def cca(
     keep: float = 0.99,
     ridge: float = 1e-6,
     seed: Seed = 0,
-    scheduler: SchedulerName = "threads",
-    plot: FigurePath = None,
-    workspace: WorkspacePath = None,
-    store: StorePath = None,
+    **where: Unpack[OnDask],
 ) -> CcaResult:
     """Compare the layers of two snapshots by SVCCA and PWCCA.
 
@@ -407,7 +395,7 @@ def cca(
             ridge=ridge,
             max_tokens=max_tokens or None,
             seed=seed,
-            scheduler=scheduler,
+            scheduler=request.scheduler,
             **both.told(),
         )
 

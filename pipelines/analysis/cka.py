@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,16 +18,7 @@ from bertvision.pipelines.analysis.reduce import sampled_blocks, tree_reduce
 from bertvision.pipelines.analysis.request import Request
 from bertvision.pipelines.analysis.result import Axes, Keeps
 from bertvision.pipelines.analysis.sides import pair
-from bertvision.pipelines.declare import (
-    FigurePath,
-    MaxTokens,
-    OtherWorkspace,
-    SchedulerName,
-    Seed,
-    StorePath,
-    WorkspacePath,
-    job,
-)
+from bertvision.pipelines.declare import MaxTokens, OnDask, OtherWorkspace, Seed, job
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.reading import Tag, parse_tag
 from bertvision.pipelines.records import Count
@@ -169,10 +160,7 @@ def cka(
     max_tokens: MaxTokens = 20_000,
     biased: Annotated[bool, Option(apart=True)] = False,
     seed: Seed = 0,
-    scheduler: SchedulerName = "threads",
-    plot: FigurePath = None,
-    workspace: WorkspacePath = None,
-    store: StorePath = None,
+    **where: Unpack[OnDask],
 ) -> CkaResult:
     """Compare the layers of two snapshots by linear CKA.
 
@@ -207,7 +195,7 @@ def cka(
             unbiased=not biased,
             max_tokens=max_tokens or None,
             seed=seed,
-            scheduler=scheduler,
+            scheduler=request.scheduler,
             **both.told(),
         )
 

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple, Unpack, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,7 @@ from bertvision.pipelines.analysis.lens import Decoder, Floats, mlm_head
 from bertvision.pipelines.analysis.moments import Array
 from bertvision.pipelines.analysis.request import Request, Setting
 from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Labels, Variable
-from bertvision.pipelines.declare import FigurePath, Resamples, Seed, WorkspacePath, job
+from bertvision.pipelines.declare import Kept, Resamples, Seed, job
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.plotting import Chart, points
 from bertvision.pipelines.reading import StrPath, Tag, parse_tag
@@ -178,8 +178,7 @@ def cloze(
     k: Annotated[int, Option(ge=2)] = 10,
     resamples: Resamples = 10_000,
     seed: Seed = 0,
-    plot: FigurePath = None,
-    workspace: WorkspacePath = None,
+    **where: Unpack[Kept],
 ) -> ClozeResult:
     """Ask the encoder for masked words, facts or verbs.
 

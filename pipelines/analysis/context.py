@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Unpack
 
 import numpy as np
 
@@ -36,14 +36,7 @@ from bertvision.pipelines.analysis.uses import (
     sample_uses,
     sample_windows,
 )
-from bertvision.pipelines.declare import (
-    FigurePath,
-    SchedulerName,
-    Seed,
-    StorePath,
-    WorkspacePath,
-    job,
-)
+from bertvision.pipelines.declare import OnDask, Seed, job
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.plotting import Chart, curves
 from bertvision.pipelines.reading import Tags, parse_tags
@@ -387,10 +380,7 @@ def context(
     tokens: Annotated[int, Option(ge=10)] = 5_000,
     uses: Annotated[int, Option(ge=2)] = 20,
     seed: Seed = 0,
-    scheduler: SchedulerName = "threads",
-    plot: FigurePath = None,
-    workspace: WorkspacePath = None,
-    store: StorePath = None,
+    **where: Unpack[OnDask],
 ) -> ContextResult:
     """Measure how much of a token's state is its context.
 
@@ -440,7 +430,7 @@ def context(
             {str(x.tag): x.dask() for x in splits},
             samples,
             rows=dict(zip(map(str, request.tags), joined_rows(splits), strict=True)),
-            scheduler=scheduler,
+            scheduler=request.scheduler,
             name=split,
             layers=first.record.layers,
             seed=seed,

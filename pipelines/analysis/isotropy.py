@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from operator import attrgetter
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Unpack
 
 import numpy as np
 from dask.delayed import delayed
@@ -41,15 +41,7 @@ from bertvision.pipelines.analysis.reduce import (
 )
 from bertvision.pipelines.analysis.request import Request
 from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Keeps, Labels, Numbers
-from bertvision.pipelines.declare import (
-    FigurePath,
-    MaxTokens,
-    SchedulerName,
-    Seed,
-    StorePath,
-    WorkspacePath,
-    job,
-)
+from bertvision.pipelines.declare import MaxTokens, OnDask, Seed, job
 from bertvision.pipelines.plotting import LAYER, Chart, Curves, Series, curves
 from bertvision.pipelines.reading import Tags, parse_tags
 from bertvision.pipelines.records import Count
@@ -607,10 +599,7 @@ def isotropy(
     split: str = "dev",
     max_tokens: MaxTokens = 20_000,
     seed: Seed = 0,
-    scheduler: SchedulerName = "threads",
-    plot: FigurePath = None,
-    workspace: WorkspacePath = None,
-    store: StorePath = None,
+    **where: Unpack[OnDask],
 ) -> IsotropyResult:
     """Measure how hidden states spread in each layer.
 
@@ -649,7 +638,7 @@ def isotropy(
             first=None if pooled else first,
             max_tokens=max_tokens or None,
             seed=seed,
-            scheduler=scheduler,
+            scheduler=request.scheduler,
             name=split,
             layers=splits[0].record.layers,
             rounding={str(x.tag): [_rounding(x, first=each) for each in sets] for x in splits},

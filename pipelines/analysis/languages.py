@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -34,15 +34,7 @@ from bertvision.pipelines.analysis.result import (
     Numbers,
     Variable,
 )
-from bertvision.pipelines.declare import (
-    DataSource,
-    FigurePath,
-    PrecisionOption,
-    Seed,
-    StorePath,
-    WorkspacePath,
-    job,
-)
+from bertvision.pipelines.declare import DataSource, FromStore, PrecisionOption, Seed, job
 from bertvision.pipelines.files import to_json
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.plotting import Chart, curves
@@ -408,9 +400,7 @@ def languages(
     translations: Annotated[bool, Option(apart=True)] = False,
     precision: PrecisionOption = "auto",
     seed: Seed = 0,
-    plot: FigurePath = None,
-    workspace: WorkspacePath = None,
-    store: StorePath = None,
+    **where: Unpack[FromStore],
 ) -> LanguagesResult:
     """Measure how far apart languages, or groups of texts, lie.
 

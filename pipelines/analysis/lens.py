@@ -17,7 +17,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, Unpack, cast
 
 import numpy as np
 from dask.delayed import delayed
@@ -34,15 +34,7 @@ from bertvision.pipelines.analysis.reduce import (
 )
 from bertvision.pipelines.analysis.request import Request, Setting
 from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Numbers, Variable
-from bertvision.pipelines.declare import (
-    FigurePath,
-    MaxTokens,
-    SchedulerName,
-    Seed,
-    StorePath,
-    WorkspacePath,
-    job,
-)
+from bertvision.pipelines.declare import MaxTokens, OnDask, Seed, job
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.reading import Tag, parse_tag
 from bertvision.pipelines.readouts.options import LensOptions
@@ -164,10 +156,7 @@ def lens(
     lr: float | None = None,
     max_tokens: MaxTokens = 10_000,
     seed: Seed = 0,
-    scheduler: SchedulerName = "threads",
-    plot: FigurePath = None,
-    workspace: WorkspacePath = None,
-    store: StorePath = None,
+    **where: Unpack[OnDask],
 ) -> LensResult:
     """Read the word of each token from its state in each layer.
 
@@ -251,7 +240,7 @@ def lens(
             special=special,
             max_tokens=max_tokens or None,
             seed=seed,
-            scheduler=scheduler,
+            scheduler=request.scheduler,
             name=x.name,
             head=head,
             note=note,

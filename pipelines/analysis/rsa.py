@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,14 +24,7 @@ from bertvision.pipelines.analysis.reduce import gathered_blocks
 from bertvision.pipelines.analysis.request import Request, check_layers
 from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Keeps, Labels, Numbers
 from bertvision.pipelines.analysis.sides import joined_rows
-from bertvision.pipelines.declare import (
-    FigurePath,
-    SchedulerName,
-    Seed,
-    StorePath,
-    WorkspacePath,
-    job,
-)
+from bertvision.pipelines.declare import OnDask, Seed, job
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.plotting import Chart, HeatMap, curves
 from bertvision.pipelines.reading import Names, Tag, parse_names, parse_tag
@@ -272,10 +265,7 @@ def rsa(
     max_tokens: Annotated[int, Option(ge=3)] = 5_000,
     repeats: Annotated[int, Option(ge=1)] = 10,
     seed: Seed = 0,
-    scheduler: SchedulerName = "threads",
-    plot: FigurePath = None,
-    workspace: WorkspacePath = None,
-    store: StorePath = None,
+    **where: Unpack[OnDask],
 ) -> RsaResult:
     """Compare how tokens are arranged in two snapshots (RSA).
 
@@ -321,7 +311,7 @@ def rsa(
             n_tokens=max_tokens,
             repeats=repeats,
             seed=seed,
-            scheduler=scheduler,
+            scheduler=request.scheduler,
             names=tags,
             layers_x=rows[0].record.layers,
             layers_y=columns[0].record.layers,
