@@ -1,12 +1,15 @@
-"""Columns of tables: how the values of a row are written for people."""
+"""Columns of tables: how the values of a row are written for people; and rows in groups."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from bertvision.pipelines.text import format_table, signed, size
+
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 
 MARK = " *"
 """Stands behind the name of a system whose no-answer threshold was not tuned."""
@@ -185,3 +188,11 @@ def marked(name: str, row: Mapping[str, Any]) -> str:
         row: with ``threshold_tuned_on`` where the system has a threshold that can be tuned.
     """
     return name + MARK if row.get("threshold_tuned_on", "") is None else name
+
+
+def grouped(rows: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Rows by a key, groups in the order in which their first rows come."""
+    groups: dict[K, list[T]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups
