@@ -98,8 +98,15 @@ class Quickstart(ShownRecord):
     remark: str
 
     def table(self, values: Values) -> str:
-        """The text that the command prints."""
-        return quickstart_table(values)
+        """The one table of the quickstart, with where the time went."""
+        rows = [{**r, **r["metrics"]} for r in values["rows"]]
+        shown = columns(
+            "text", system="system", trained_on="trained on", evaluated_on="evaluated on"
+        )
+        shown += [Column("percent_of_encoder", "% of encoder", digits=3), *score_columns(rows)]
+        table = table_of(shown, rows)
+        seconds = "   ".join(f"{name} {value:.1f}" for name, value in values["seconds"].items())
+        return f"{table}\n\nseconds: {seconds}\n\n{values['remark']}"
 
 
 @job
@@ -288,13 +295,3 @@ def _stored(splits: Sequence[str]) -> str:
     own = [split for split, dataset in parsed.items() if dataset is None]
     added = sorted({dataset for dataset in parsed.values() if dataset is not None})
     return ", ".join([*own, *(f"{dataset}-…" for dataset in added)]) or "-"
-
-
-def quickstart_table(result: Values) -> str:
-    """The one table of the quickstart, with where the time went."""
-    rows = [{**r, **r["metrics"]} for r in result["rows"]]
-    shown = columns("text", system="system", trained_on="trained on", evaluated_on="evaluated on")
-    shown += [Column("percent_of_encoder", "% of encoder", digits=3), *score_columns(rows)]
-    table = table_of(shown, rows)
-    seconds = "   ".join(f"{name} {value:.1f}" for name, value in result["seconds"].items())
-    return f"{table}\n\nseconds: {seconds}\n\n{result['remark']}"

@@ -205,8 +205,14 @@ class Spread(ShownRecord, Plotted):
     """For each seed without a score ``method``, ``seed`` and ``command``."""
 
     def table(self, values: Values) -> str:
-        """The text that the command prints."""
-        return spread_table(values)
+        """A line for each method, best read from the left; then what is unfinished."""
+        from bertvision.pipelines.repeats import spread as methods
+
+        table = table_of(methods.columns(values), methods.shown(values))
+        below = "\n".join(map(fill, methods.remarks(values)))
+        return "\n\n".join(
+            filter(None, [methods.basis(values), table, fill(methods.LEGEND), below])
+        )
 
     def charts(self) -> dict[str, Chart]:
         """Runs and means of methods; differences from the first with intervals.
@@ -298,12 +304,3 @@ def spread(
     if figure is not None:
         table.figure().save(figure)
     return table
-
-
-def spread_table(result: Values) -> str:
-    """A line for each method, best read from the left; then what is unfinished."""
-    from bertvision.pipelines.repeats import spread as methods
-
-    table = table_of(methods.columns(result), methods.shown(result))
-    below = "\n".join(map(fill, methods.remarks(result)))
-    return "\n\n".join(filter(None, [methods.basis(result), table, fill(methods.LEGEND), below]))

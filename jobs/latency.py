@@ -36,8 +36,31 @@ class LatencyTable(Shown, Latencies):
     rows_in: ClassVar[str] = "systems"
 
     def table(self, values: Values) -> str:
-        """The text that the command prints."""
-        return latency_table(values)
+        """Milliseconds per window of each system, with the range over rounds, and the speed-up."""
+        shown = [
+            *columns("text", name="system", layers="layers run"),
+            Column("ms", "ms per window"),
+            Column("range", "fastest to slowest round", "text"),
+            Column("speed_up", "speed-up", digits=2),
+        ]
+        rows = [
+            {
+                **system,
+                "name": system_name(system["name"], system["trained_on"], values["tag"]),
+                "ms": 1e3 * system["seconds"],
+                "range": f"{1e3 * system['low']:.1f} to {1e3 * system['high']:.1f}",
+            }
+            for system in values["systems"]
+        ]
+        legend = (
+            f"Medians of {values['rounds']} rounds, in each of which every system answers the same "
+            f"{counted(values['windows'], 'window')} of {values['tokens']:.0f} tokens in the mean, "
+            f"{values['batch_size']} at a time, on {values['device']} with "
+            f"{counted(values['threads'], 'thread')} in precision {values['precision']}.  "
+            "Layers run: the encoder is cut above the last hidden state that the head takes.  Speed-up: BERT's "
+            "time over the system's."
+        )
+        return f"{table_of(shown, rows)}\n\n{fill(legend)}"
 
 
 @job
@@ -116,8 +139,19 @@ class QuantisedTable(Shown, QuantisedScores):
     """Scores and size of an encoder with 8-bit linear layers."""
 
     def table(self, values: Values) -> str:
-        """The text that the command prints."""
-        return quantised_table(values)
+        """Its scores, beside those in float32 where BERT's own are not, and the encoder's size."""
+        plain = {key: values[key] for key in ("snapshot", "layers", "bytes", "float_bytes")}
+        rows = [{**plain, "system": NAME, **headline(values["rules"])}]
+        if values["whole"] is not None:  # BERT's own scores are of another precision
+            whole = {"system": "BERT, float32", "layers": 0, "bytes": values["float_bytes"]}
+            rows.append({**plain, **whole, **headline(values["whole"])})
+        shown = [
+            *columns("text", system="system", snapshot="snapshot"),
+            *score_columns(rows[:1]),
+            Column("layers", "8-bit layers", "count"),
+            *columns("size", bytes="size", float_bytes="in float32"),
+        ]
+        return table_of(shown, rows)
 
 
 @job
@@ -155,22 +189,6 @@ def quantise(
     return QuantisedTable.model_validate(run(space, tag).model_dump())
 
 
-def quantised_table(result: Values) -> str:
-    """Its scores, beside those in float32 where BERT's own are not, and the encoder's size."""
-    plain = {key: result[key] for key in ("snapshot", "layers", "bytes", "float_bytes")}
-    rows = [{**plain, "system": NAME, **headline(result["rules"])}]
-    if result["whole"] is not None:  # BERT's own scores are of another precision
-        whole = {"system": "BERT, float32", "layers": 0, "bytes": result["float_bytes"]}
-        rows.append({**plain, **whole, **headline(result["whole"])})
-    shown = [
-        *columns("text", system="system", snapshot="snapshot"),
-        *score_columns(rows[:1]),
-        Column("layers", "8-bit layers", "count"),
-        *columns("size", bytes="size", float_bytes="in float32"),
-    ]
-    return table_of(shown, rows)
-
-
 def _one_of_each(space: Workspace, tag: str) -> list[str]:
     """The heads trained on a snapshot, without those that differ in seed or data alone.
 
@@ -182,31 +200,3 @@ def _one_of_each(space: Workspace, tag: str) -> list[str]:
         if ":" not in config.head:
             commands.setdefault((config.head, config.variant), name)
     return list(commands.values())
-
-
-def latency_table(result: Values) -> str:
-    """Milliseconds per window of each system, with the range over rounds, and the speed-up."""
-    shown = [
-        *columns("text", name="system", layers="layers run"),
-        Column("ms", "ms per window"),
-        Column("range", "fastest to slowest round", "text"),
-        Column("speed_up", "speed-up", digits=2),
-    ]
-    rows = [
-        {
-            **system,
-            "name": system_name(system["name"], system["trained_on"], result["tag"]),
-            "ms": 1e3 * system["seconds"],
-            "range": f"{1e3 * system['low']:.1f} to {1e3 * system['high']:.1f}",
-        }
-        for system in result["systems"]
-    ]
-    legend = (
-        f"Medians of {result['rounds']} rounds, in each of which every system answers the same "
-        f"{counted(result['windows'], 'window')} of {result['tokens']:.0f} tokens in the mean, "
-        f"{result['batch_size']} at a time, on {result['device']} with "
-        f"{counted(result['threads'], 'thread')} in precision {result['precision']}.  Layers run: "
-        "the encoder is cut above the last hidden state that the head takes.  Speed-up: BERT's "
-        "time over the system's."
-    )
-    return f"{table_of(shown, rows)}\n\n{fill(legend)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import (
     TYPE_CHECKING,
@@ -30,11 +30,7 @@ from bertvision.pipelines.results.columns import (
     table_of,
 )
 from bertvision.pipelines.tasks.metrics import METRICS
-from bertvision.pipelines.text import fill, format_table, html_of, shorten, size
-
-if TYPE_CHECKING:
-    import pandas as pd
-
+from bertvision.pipelines.text import Displayed, fill, format_table, shorten, size
 
 Values = Mapping[str, Any]
 
@@ -97,7 +93,7 @@ class Row(Mapping[str, Any]):
         return dict(self._values)
 
 
-class Rows(Sequence[R], Plotted, Generic[R]):
+class Rows(Sequence[R], Plotted, Displayed, Generic[R]):
     """Several results, in order: a list to Python, a table where it is shown.
 
     Examples:
@@ -134,9 +130,6 @@ class Rows(Sequence[R], Plotted, Generic[R]):
     def __repr__(self) -> str:
         return self._table(self.to_json())
 
-    def _repr_html_(self) -> str:
-        return html_of(self.__repr__)
-
     def charts(self) -> Mapping[str, Chart]:
         """Charts by measure, of scores and probes.
 
@@ -158,14 +151,8 @@ class Rows(Sequence[R], Plotted, Generic[R]):
         """The rows as ``--csv`` writes them; names inside of a field follow it with a dot."""
         return flat_rows(self.to_json())
 
-    def to_pandas(self) -> pd.DataFrame:
-        """A frame of `to_rows`, with a column for each field."""
-        import pandas as pd
 
-        return pd.DataFrame(self.to_rows())
-
-
-class Shown(ABC):
+class Shown(Displayed):
     """Base of a single result: its text is what the command prints."""
 
     rows_in: ClassVar[str] = "rows"
@@ -189,19 +176,10 @@ class Shown(ABC):
         values = self.to_json()
         return flat_rows(values.get(self.rows_in, values))
 
-    def to_pandas(self) -> pd.DataFrame:
-        """A frame of `to_rows`."""
-        import pandas as pd
-
-        return pd.DataFrame(self.to_rows())
-
     def __repr__(self) -> str:
         return self.table(self.to_json())
 
     __str__ = __repr__
-
-    def _repr_html_(self) -> str:
-        return html_of(self.__repr__)
 
 
 class ShownRecord(Shown, BaseModel):

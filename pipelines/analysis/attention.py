@@ -179,6 +179,9 @@ class AttentionResult(AnalysisResult):
 
     kind = "attention"
     heading = "What attention heads look at"
+    titled = (
+        "Attention heads, {name}, {n_windows:,} of {n_available:,} windows, {n_tokens:,} tokens"
+    )
     caption = "By layer: entropy, and the attention head that looks most at each place"
     reading = (
         "Entropy: mean over the layer's heads, in parts of that of looking at all tokens alike. "
@@ -204,11 +207,6 @@ class AttentionResult(AnalysisResult):
     n_available: Count
     n_tokens: Count
     seed: int
-
-    def title(self) -> str:
-        """One line that says what was measured on how much."""
-        windows = f"{self.n_windows:,} of {self.n_available:,} windows"
-        return f"Attention heads, {self.name}, {windows}, {self.n_tokens:,} tokens"
 
     def columns(self) -> list[Column]:
         """Columns for a layer."""

@@ -82,6 +82,7 @@ class LensResult(AnalysisResult):
 
     kind = "lens"
     heading = "The word that a state gives (lens)"
+    titled = "Lens, {name}, {head}, {n_tokens:,} of {n_available:,} tokens"
     caption = "Reading the word of each token from its state in every layer"
     reading = (
         "No token was masked: the encoder saw each word that is asked for. So the numbers say how "
@@ -121,11 +122,6 @@ class LensResult(AnalysisResult):
     majority: float
     unigram_log_p: float
     seed: int
-
-    def title(self) -> str:
-        """One line that says what was measured on how much."""
-        tokens_text = f"{self.n_tokens:,} of {self.n_available:,} tokens"
-        return f"Lens, {self.name}, {self.head}, {tokens_text}"
 
     def remarks(self) -> list[str]:
         """The head, and what one scores who looks at no state."""

@@ -207,6 +207,10 @@ class PruningResult(AnalysisResult):
 
     kind = "prune"
     heading = "Which attention heads the encoder needs"
+    titled = (
+        "Pruning of attention heads, {name}, ordered on {n_ranked:,} items, scored on "
+        "{n_scored:,} others"
+    )
     caption = (
         "Score with ever fewer attention heads: the least important masked first, and at random"
     )
@@ -236,11 +240,6 @@ class PruningResult(AnalysisResult):
     n_ranked: Count
     n_scored: Count
     seed: int
-
-    def title(self) -> str:
-        """One line that says what was measured on how much."""
-        many = f"ordered on {self.n_ranked:,} items, scored on {self.n_scored:,} others"
-        return f"Pruning of attention heads, {self.name}, {many}"
 
     def columns(self) -> list[Column]:
         """Columns for a point of the curve."""

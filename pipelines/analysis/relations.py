@@ -75,6 +75,10 @@ class RelationsResult(AnalysisResult):
 
     kind = "relations"
     heading = "Attention heads that follow a dependency relation"
+    titled = (
+        "Dependency relations, {name}, chosen on {n_chosen:,} sentences, scored on {n_scored:,} "
+        "others"
+    )
     caption = "By relation: the best attention head, and the best fixed offset"
     reading = (
         "Accuracy: how often the word that a word looks at most is its head, or it the head's; the "
@@ -115,11 +119,6 @@ class RelationsResult(AnalysisResult):
     n_scored: Count
     n_cut: Count
     seed: int
-
-    def title(self) -> str:
-        """One line that says what was measured on how much."""
-        many = f"chosen on {self.n_chosen:,} sentences, scored on {self.n_scored:,} others"
-        return f"Dependency relations, {self.name}, {many}"
 
     @property
     def ahead(self) -> Array:

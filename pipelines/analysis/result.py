@@ -10,7 +10,6 @@ each field is, and `Axes` along what; what is read from a disk is checked agains
 from __future__ import annotations
 
 import json
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
@@ -49,12 +48,11 @@ from bertvision.pipelines.measurements import read_current
 from bertvision.pipelines.plotting import Chart, Figure, Plotted, curves, figure
 from bertvision.pipelines.records import Count, Record, read_record
 from bertvision.pipelines.results.columns import Column, Kind, latex_of, markdown_of, table_of
-from bertvision.pipelines.text import fill, html_of
+from bertvision.pipelines.text import Displayed, fill
 from bertvision.pipelines.workspace.config import Tag
 from bertvision.pipelines.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
-    import pandas as pd
     import xarray as xr
 
 
@@ -208,7 +206,7 @@ class Variable(NamedTuple):
     field: str = ""
 
 
-class AnalysisResult(Plotted):
+class AnalysisResult(Plotted, Displayed):
     """Base of results, which are frozen dataclasses of numbers, texts, tuples and float64 arrays.
 
     A subclass is read as its class attributes say, and its fields are its JSON. Arrays, and tuples
@@ -233,9 +231,12 @@ class AnalysisResult(Plotted):
     noted: ClassVar[tuple[str, ...]] = ()
     """Sentences on the encodings of the splits that were read, where they change what is told."""
 
-    @abstractmethod
+    titled: ClassVar[str] = ""
+    """Title, with fields in braces, where `title` says nothing else."""
+
     def title(self) -> str:
         """One line that says what was measured on how much."""
+        return self.titled.format(**vars(self))
 
     def rows(self) -> list[dict[str, Any]]:
         """Rows as ``--csv`` writes them, one for each combination of coordinates; NaN is None."""
@@ -331,15 +332,6 @@ class AnalysisResult(Plotted):
 
     def __repr__(self) -> str:
         return self.table()
-
-    def _repr_html_(self) -> str:
-        return html_of(self.table)
-
-    def to_pandas(self) -> pd.DataFrame:
-        """A frame of `rows`."""
-        import pandas as pd
-
-        return pd.DataFrame(self.rows())
 
     def to_markdown(self) -> str:
         """The table of `shown` in Markdown."""
