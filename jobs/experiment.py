@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Unpack
 
 from pydantic import BaseModel, ConfigDict
 
@@ -17,7 +17,7 @@ from bertvision.jobs.show import (
     mapping_table,
     score_columns,
 )
-from bertvision.pipelines.declare import StorePath, WorkspacePath, job
+from bertvision.pipelines.declare import StorePath, Where, WorkspacePath, job
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.reading import Names, StrPath, parse_names, path_of
 from bertvision.pipelines.repeats.folder import holds_runs
@@ -111,9 +111,7 @@ class Quickstart(ShownRecord):
 
 @job
 def status(
-    *,
-    workspace: WorkspacePath = None,
-    store: StorePath = None,
+    **where: Unpack[Where],
 ) -> Status:
     """Show what the workspace holds, and what to run next.
 
@@ -125,7 +123,7 @@ def status(
     Raises:
         WorkspaceError: there is no workspace.
     """
-    space = find_workspace(workspace, store)
+    space = find_workspace(**where)
     from bertvision.pipelines.workspace.status import status as run
 
     return Status.model_validate(run(space))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from bertvision.errors import InputError, WorkspaceError
 from bertvision.jobs.show import (
@@ -26,6 +26,7 @@ from bertvision.pipelines.declare import (
     PrecisionOption,
     Seed,
     StorePath,
+    Where,
     WorkspacePath,
     job,
 )
@@ -175,8 +176,7 @@ def evaluate(
     checkpoint: Tag | None = None,
     split: str = "dev",
     precision: PrecisionOption = "auto",
-    workspace: WorkspacePath = None,
-    store: StorePath = None,
+    **where: Unpack[Where],
 ) -> Rows[HeadScores]:
     """Score trained heads with the official metric.
 
@@ -210,7 +210,7 @@ def evaluate(
     names = parse_names(heads)
     source = None if trained_on is None else parse_tag(trained_on)
     target = None if checkpoint is None else parse_tag(checkpoint)
-    space = find_workspace(workspace, store)
+    space = find_workspace(**where)
     source = source or trained_where(space, names)
     target = target or source
     for config in check_trained_heads(space, names, source).values():

@@ -57,8 +57,8 @@ class LatencyTable(Shown, Latencies):
             f"{counted(values['windows'], 'window')} of {values['tokens']:.0f} tokens in the mean, "
             f"{values['batch_size']} at a time, on {values['device']} with "
             f"{counted(values['threads'], 'thread')} in precision {values['precision']}.  "
-            "Layers run: the encoder is cut above the last hidden state that the head takes.  Speed-up: BERT's "
-            "time over the system's."
+            "Layers run: the encoder is cut above the last hidden state that the head takes.  "
+            "Speed-up: BERT's time over the system's."
         )
         return f"{table_of(shown, rows)}\n\n{fill(legend)}"
 

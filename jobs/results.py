@@ -96,9 +96,12 @@ def predictions(
     target = None if checkpoint is None else parse_tag(checkpoint)
     space = find_workspace(workspace)
     from bertvision.pipelines.results.answers import answer_rows
+    from bertvision.pipelines.results.results import read_results
+    from bertvision.pipelines.results.systems import find_system
 
-    answers = answer_rows(space, system, trained_on=source, checkpoint=target, split=split)
-    return Rows(map(Row, answers))
+    scored = read_results(space, split)
+    result = find_system(scored, system, trained_on=source, checkpoint=target)
+    return Rows(map(Row, answer_rows(space, result)))
 
 
 @job

@@ -125,6 +125,13 @@ NewEncoding = Annotated[
 ]
 
 
+class Where(TypedDict, total=False):
+    """The workspace and the store of a job."""
+
+    workspace: WorkspacePath
+    store: StorePath
+
+
 class Kept(TypedDict, total=False):
     """Where the result of an analysis is kept, and its figure."""
 

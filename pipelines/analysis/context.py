@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Unpack
 import numpy as np
 
 from bertvision.errors import InputError
-from bertvision.pipelines.analysis.likeness import Groups, alike, common, separation
 from bertvision.pipelines.analysis.moments import Array
 from bertvision.pipelines.analysis.reduce import hold
 from bertvision.pipelines.analysis.request import Request
@@ -29,12 +28,16 @@ from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Keeps, La
 from bertvision.pipelines.analysis.sides import in_order, joined_rows
 from bertvision.pipelines.analysis.uses import (
     CONTEXTS,
+    Groups,
     Rows,
     Uses,
     Vocabulary,
+    alike,
+    common,
     sample_positions,
     sample_uses,
     sample_windows,
+    separation,
 )
 from bertvision.pipelines.declare import OnDask, Seed, job
 from bertvision.pipelines.options import Option

@@ -45,9 +45,8 @@ from bertvision.pipelines.declare import MaxTokens, OnDask, Seed, job
 from bertvision.pipelines.plotting import LAYER, Chart, Curves, Series, curves
 from bertvision.pipelines.reading import Tags, parse_tags
 from bertvision.pipelines.records import Count
-from bertvision.pipelines.results.columns import Column, table_of
+from bertvision.pipelines.results.columns import Column, grouped
 from bertvision.pipelines.scheduler import compute, map_here, use_scheduler
-from bertvision.pipelines.text import fill
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -376,16 +375,11 @@ class IsotropyResult(AnalysisResult):
             Column("channels", f"outlier channels (> {self.outlier_sd:g} sd)", "text"),
         ]
 
-    def table(self) -> str:
-        """Text for a terminal: a table for each snapshot and set, what does not fit below."""
-        parts, rows = [self.title()], self.shown()
+    def tables(self) -> list[tuple[str, list[Column], list[dict[str, Any]]]]:
+        """A table for each snapshot and set."""
         columns = [Column("layer", "layer", "text"), *self._measures()]
-        for snapshot in self.snapshots:
-            for name in self.sets:
-                own = [row for row in rows if (row["snapshot"], row["set"]) == (snapshot, name)]
-                text = table_of(columns, own, stacked=True)
-                parts.append(f"{snapshot}, {name}\n{text}")
-        return "\n\n".join([*parts, *map(fill, (self.reading, *self.footnotes()))])
+        parts = grouped(self.shown(), lambda row: f"{row['snapshot']}, {row['set']}")
+        return [(name, columns, rows) for name, rows in parts.items()]
 
     def charts(self) -> dict[str, Chart]:
         """A line for each snapshot and set."""

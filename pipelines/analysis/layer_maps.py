@@ -11,8 +11,7 @@ from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Numbers
 from bertvision.pipelines.files import to_json
 from bertvision.pipelines.plotting import Chart, HeatMap, curves
 from bertvision.pipelines.records import Count
-from bertvision.pipelines.results.columns import Column, table_of
-from bertvision.pipelines.text import fill
+from bertvision.pipelines.results.columns import Column
 
 Matrix = Annotated[Array, Axes.of("layers_x", "layers_y")]
 
@@ -70,13 +69,10 @@ class LayerByLayer(AnalysisResult):
                 line |= {f"{name}_{j}": value for j, value in pairs}
         return lines
 
-    def table(self) -> str:
-        """Text for a terminal: for each measure a row per layer of x, a column per layer of y."""
-        parts, rows = [self.title()], self.shown()
-        for name, label in self.measures().items():
-            text = table_of(self._columns(name), rows, stacked=True)
-            parts.append(f"{label}\n{text}")
-        return "\n\n".join([*parts, fill(self.reading), *map(fill, self.footnotes())])
+    def tables(self) -> list[tuple[str, list[Column], list[dict[str, Any]]]]:
+        """For each measure a row per layer of x, a column per layer of y."""
+        rows = self.shown()
+        return [(label, self._columns(name), rows) for name, label in self.measures().items()]
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each pair of layers, as ``--csv`` writes them; NaN becomes None."""

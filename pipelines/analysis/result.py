@@ -319,8 +319,15 @@ class AnalysisResult(Plotted, Displayed):
 
     def table(self) -> str:
         """Text for a terminal."""
-        table = table_of(self.columns(), self.shown())
-        return "\n\n".join([self.title(), table, *map(fill, (self.reading, *self.footnotes()))])
+        tables = [
+            (f"{name}\n" if name else "") + table_of(columns, rows, stacked=bool(name))
+            for name, columns, rows in self.tables()
+        ]
+        return "\n\n".join([self.title(), *tables, *map(fill, (self.reading, *self.footnotes()))])
+
+    def tables(self) -> list[tuple[str, list[Column], list[dict[str, Any]]]]:
+        """Headings, columns and rows of its tables; one without a heading, if nothing else."""
+        return [("", self.columns(), self.shown())]
 
     def drawn(self) -> list[Chart]:
         """The charts of its figure; all that there are, if nothing else is said."""
