@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Unpack
 
 from pydantic import BaseModel, ConfigDict
 
 from bertvision.errors import WorkspaceError
 from bertvision.jobs.show import ShownRecord, Values
-from bertvision.pipelines.declare import StorePath, WorkspacePath, job
+from bertvision.pipelines.declare import Where, job
 from bertvision.pipelines.reading import StrPath
 from bertvision.pipelines.text import fill, format_table
 from bertvision.pipelines.workspace.checks import find_workspace
@@ -49,9 +49,7 @@ class Examination(ShownRecord):
 
 @job
 def doctor(
-    *,
-    workspace: WorkspacePath = None,
-    store: StorePath = None,
+    **where: Unpack[Where],
 ) -> Examination:
     """Examine this machine, and say what to change.
 
@@ -69,7 +67,7 @@ def doctor(
         WorkspaceError: ``workspace`` is named, and is none.
         InputError: ``store`` is a URL of no known file system.
     """
-    folder = _folder(workspace, store)
+    folder = _folder(**where)
     from bertvision.pipelines import machine
 
     findings = machine.examine_libraries()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Unpack
 
 from pydantic import BaseModel, ConfigDict
 
@@ -14,13 +15,13 @@ from bertvision.jobs.show import (
     ShownRecord,
     Values,
     mapping_table,
-    metric_cells,
-    metric_names,
+    score_columns,
 )
-from bertvision.pipelines.declare import StorePath, WorkspacePath, job
+from bertvision.pipelines.declare import StorePath, Where, WorkspacePath, job
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.reading import Names, StrPath, parse_names, path_of
 from bertvision.pipelines.repeats.folder import holds_runs
+from bertvision.pipelines.results.columns import Column, columns, table_of
 from bertvision.pipelines.text import format_table, shorten
 from bertvision.pipelines.workspace.checks import find_workspace
 from bertvision.pipelines.workspace.workspace import FILE
@@ -97,15 +98,20 @@ class Quickstart(ShownRecord):
     remark: str
 
     def table(self, values: Values) -> str:
-        """The text that the command prints."""
-        return quickstart_table(values)
+        """The one table of the quickstart, with where the time went."""
+        rows = [{**r, **r["metrics"]} for r in values["rows"]]
+        shown = columns(
+            "text", system="system", trained_on="trained on", evaluated_on="evaluated on"
+        )
+        shown += [Column("percent_of_encoder", "% of encoder", digits=3), *score_columns(rows)]
+        table = table_of(shown, rows)
+        seconds = "   ".join(f"{name} {value:.1f}" for name, value in values["seconds"].items())
+        return f"{table}\n\nseconds: {seconds}\n\n{values['remark']}"
 
 
 @job
 def status(
-    *,
-    workspace: WorkspacePath = None,
-    store: StorePath = None,
+    **where: Unpack[Where],
 ) -> Status:
     """Show what the workspace holds, and what to run next.
 
@@ -117,7 +123,7 @@ def status(
     Raises:
         WorkspaceError: there is no workspace.
     """
-    space = find_workspace(workspace, store)
+    space = find_workspace(**where)
     from bertvision.pipelines.workspace.status import status as run
 
     return Status.model_validate(run(space))
@@ -234,25 +240,27 @@ def status_table(status: Values) -> str:
         for tag, splits in status[key].items():
             stored.setdefault(tag, []).extend(f"{split} ({mark})" for split in splits)
     scores: Values = next((s["bert"] for s in status["snapshots"] if s["bert"]), {})
-    names = metric_names([scores])
+    shown = [
+        *columns("text", tag="snapshot", state="made"),
+        *(replace(column, label=f"BERT {column.label}") for column in score_columns([scores])),
+        Column("activations", "activations", "text"),
+    ]
+    rows = [
+        {
+            **(s["bert"] or dict.fromkeys(scores, "-")),
+            "tag": s["tag"],
+            "state": "yes" if s["made"] else "no",
+            "activations": _stored(stored.get(s["tag"], [])),
+        }
+        for s in status["snapshots"]
+    ]
     lines = [
         f"workspace  {status['workspace']}",
         f"model      {shorten(status['model'], 11)}",
         f"task       {status['task']} ({items or 'hidden states alone'})",
         *([f"variant    {', '.join(status['variant'])}"] if status["variant"] else []),
         "",
-        format_table(
-            ["snapshot", "made", *(f"BERT {names[key]}" for key in scores), "activations"],
-            [
-                [
-                    s["tag"],
-                    "yes" if s["made"] else "no",
-                    *metric_cells(s["bert"] or {}, scores),
-                    _stored(stored.get(s["tag"], [])),
-                ]
-                for s in status["snapshots"]
-            ],
-        ),
+        table_of(shown, rows),
     ]
     if status["heads"] or status["begun"]:
         lines += ["", _heads_table(status)]
@@ -285,17 +293,3 @@ def _stored(splits: Sequence[str]) -> str:
     own = [split for split, dataset in parsed.items() if dataset is None]
     added = sorted({dataset for dataset in parsed.values() if dataset is not None})
     return ", ".join([*own, *(f"{dataset}-…" for dataset in added)]) or "-"
-
-
-def quickstart_table(result: Values) -> str:
-    """The one table of the quickstart, with where the time went."""
-    names = metric_names([r["metrics"] for r in result["rows"]])
-    rows = [
-        [r["system"], r["trained_on"], r["evaluated_on"], f"{r['percent_of_encoder']:.3f}"]
-        + metric_cells(r["metrics"], names)
-        for r in result["rows"]
-    ]
-    header = ["system", "trained on", "evaluated on", "% of encoder"]
-    table = format_table([*header, *names.values()], rows)
-    seconds = "   ".join(f"{name} {value:.1f}" for name, value in result["seconds"].items())
-    return f"{table}\n\nseconds: {seconds}\n\n{result['remark']}"

@@ -25,8 +25,8 @@ from bertvision.pipelines.encoders.sites.names import check_patterns
 from bertvision.pipelines.extraction.layers import kept_layers
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.reading import StoredName, StrPath, Tags, parse_tags, path_of, text_of
+from bertvision.pipelines.results.columns import Column, columns, table_of
 from bertvision.pipelines.tasks.sentences.rows import Columns
-from bertvision.pipelines.text import format_table, size
 from bertvision.pipelines.workspace.checks import check_cluster, check_snapshots
 from bertvision.pipelines.workspace.data import adding_data, check_data
 from bertvision.pipelines.workspace.heads import only_tag
@@ -212,26 +212,27 @@ def extracted_table(splits: Sequence[Values]) -> str:
         for s in splits
         if s["pooled_from"]
     ]
-    table = format_table(
-        [
-            *("split", "examples", "shards written", "size", "largest error"),
-            *("examples/s", "encoder's share"),
-        ],
-        [
-            [
-                f"{s['tag']}/{s['split']}",
-                f"{s['examples']:,}",
-                str(s["shards_written"]),
-                size(s["bytes"]),
-                _largest_error(s["encoding_error"]),
-                f"{s['examples_written'] / s['seconds']:.1f}" if s["shards_written"] else "-",
-                f"{s['encoder_seconds'] / s['seconds']:.0%}"
-                if s["shards_written"] and not s["pooled_from"]
-                else "-",
-            ]
-            for s in splits
-        ],
-    )
+    shown = [
+        Column("name", "split", "text"),
+        *columns("count", examples="examples", shards_written="shards written"),
+        Column("bytes", "size", "size"),
+        Column("largest", "largest error", "text"),
+        Column("speed", "examples/s"),
+        Column("share", "encoder's share", "share"),
+    ]
+    rows = [
+        {
+            **s,
+            "name": f"{s['tag']}/{s['split']}",
+            "largest": _largest_error(s["encoding_error"]),
+            "speed": s["examples_written"] / s["seconds"] if s["shards_written"] else "-",
+            "share": s["encoder_seconds"] / s["seconds"]
+            if s["shards_written"] and not s["pooled_from"]
+            else "-",
+        }
+        for s in splits
+    ]
+    table = table_of(shown, rows)
     return "\n\n".join([table, *(["\n".join(remarks)] if remarks else [])])
 
 

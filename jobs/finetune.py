@@ -26,9 +26,10 @@ from bertvision.pipelines.reading import (
 )
 from bertvision.pipelines.records import validated
 from bertvision.pipelines.repeats.folder import find_seeds
+from bertvision.pipelines.results.columns import Column, columns, table_of
 from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.tasks.registry import check_task
-from bertvision.pipelines.text import fill, format_table, size
+from bertvision.pipelines.text import fill
 from bertvision.pipelines.workspace.checks import check_learns, find_workspace
 from bertvision.pipelines.workspace.config import FinetuneConfig
 from bertvision.pipelines.workspace.data import check_source
@@ -171,16 +172,14 @@ def logits(
 
 def logits_table(rows: Sequence[Values]) -> str:
     """Table of the kept logits by split."""
-    return format_table(
-        ["snapshot", "split", "windows", "size", "seconds", "file"],
-        [
-            [
-                *(k["tag"], k["split"], f"{k['windows']:,}", size(k["bytes"])),
-                *(f"{k['seconds']:.1f}", k["file"]),
-            ]
-            for k in rows
-        ],
-    )
+    shown = [
+        *columns("text", tag="snapshot", split="split"),
+        Column("windows", "windows", "count"),
+        Column("bytes", "size", "size"),
+        Column("seconds", "seconds"),
+        Column("file", "file", "text"),
+    ]
+    return table_of(shown, rows)
 
 
 class Spread(ShownRecord, Plotted):
@@ -206,8 +205,14 @@ class Spread(ShownRecord, Plotted):
     """For each seed without a score ``method``, ``seed`` and ``command``."""
 
     def table(self, values: Values) -> str:
-        """The text that the command prints."""
-        return spread_table(values)
+        """A line for each method, best read from the left; then what is unfinished."""
+        from bertvision.pipelines.repeats import spread as methods
+
+        table = table_of(methods.columns(values), methods.shown(values))
+        below = "\n".join(map(fill, methods.remarks(values)))
+        return "\n\n".join(
+            filter(None, [methods.basis(values), table, fill(methods.LEGEND), below])
+        )
 
     def charts(self) -> dict[str, Chart]:
         """Runs and means of methods; differences from the first with intervals.
@@ -299,13 +304,3 @@ def spread(
     if figure is not None:
         table.figure().save(figure)
     return table
-
-
-def spread_table(result: Values) -> str:
-    """A line for each method, best read from the left; then what is unfinished."""
-    from bertvision.pipelines.repeats.spread import LEGEND, basis, columns, remarks, shown
-    from bertvision.pipelines.results.columns import table_of
-
-    table = table_of(columns(result), shown(result))
-    below = "\n".join(map(fill, remarks(result)))
-    return "\n\n".join(filter(None, [basis(result), table, fill(LEGEND), below]))

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from bertvision.errors import InputError, WorkspaceError
 from bertvision.jobs.show import (
+    FRACTION,
+    PLACES,
     Row,
     Rows,
     ShownRecord,
     Values,
-    baseline_cells,
     marked_scores,
     meanings,
-    metric_cells,
-    metric_names,
-    with_footnote,
+    score_columns,
+    systems_table,
 )
 from bertvision.models import Kind
 from bertvision.pipelines.declare import (
@@ -27,6 +27,7 @@ from bertvision.pipelines.declare import (
     PrecisionOption,
     Seed,
     StorePath,
+    Where,
     WorkspacePath,
     job,
 )
@@ -39,7 +40,8 @@ from bertvision.pipelines.reading import (
     parse_names,
     parse_tag,
 )
-from bertvision.pipelines.text import fill, format_table, number
+from bertvision.pipelines.results.columns import Column, columns, table_of
+from bertvision.pipelines.text import fill, number
 from bertvision.pipelines.workspace.checks import (
     check_new_heads,
     check_trained_heads,
@@ -179,8 +181,7 @@ def evaluate(
     data: DataSource = None,
     skip_bad: bool = False,
     precision: PrecisionOption = "auto",
-    workspace: WorkspacePath = None,
-    store: StorePath = None,
+    **where: Unpack[Where],
 ) -> Rows[HeadScores] | Rows[DataScores]:
     """Score trained heads with the official metric.
 
@@ -223,12 +224,12 @@ def evaluate(
             *(names, trained_on, checkpoint, str(data), split),
             skip_bad=skip_bad,
             precision=precision,
-            space=find_workspace(workspace, store),
+            space=find_workspace(**where),
         )
     split = split or "dev"
     source = None if trained_on is None else parse_tag(trained_on)
     target = None if checkpoint is None else parse_tag(checkpoint)
-    space = find_workspace(workspace, store)
+    space = find_workspace(**where)
     source = source or trained_where(space, names)
     target = target or source
     for config in check_trained_heads(space, names, source).values():
@@ -347,18 +348,19 @@ def heads_table(heads: Sequence[Values], encoder: str) -> str:
         heads: fields of `HeadInfo`.
         encoder: what the sizes are for.
     """
-    table = format_table(
-        ["head", "parameters", "% BERT-large", "M mult./token", "description"],
+    rows = [
+        {**head, "name": head["name"] + " *" * head["costly"], "millions": _millions(head)}
+        for head in heads
+    ]
+    table = table_of(
         [
-            [
-                h["name"] + (" *" if h["costly"] else ""),
-                f"{h['total']:,}",
-                f"{h['percent']:.4f}",
-                _millions(h),
-                h["description"],
-            ]
-            for h in heads
+            Column("name", "head", "text"),
+            Column("total", "parameters", "count"),
+            Column("percent", "% BERT-large", digits=4),
+            Column("millions", "M mult./token", form="{:.3g}"),
+            Column("description", "description", "text"),
         ],
+        rows,
     )
     return f"{table}\n\n{fill(f'Sizes {encoder}.')}\n{fill(_LEGEND)}"
 
@@ -378,70 +380,52 @@ def head_table(head: Values, encoder: str) -> str:
         "sizes": encoder,
         "parameters": f"{head['trainable']:,} trained, {head['total']:,} with running statistics",
         "": f"{head['percent']:.4f} % of BERT-large",
-        "arithmetic": f"{_millions(head)} million multiplications for each token",
+        "arithmetic": f"{number(_millions(head), '{:.3g}')} million multiplications for each token",
         "costly": "yes: `bertvision sweep` trains it only when named" if head["costly"] else "no",
     }
     return "\n".join(f"{name:<12}{text}" for name, text in lines.items() if text)
 
 
-def _millions(head: Values) -> str:
-    return number(head["multiplications"] and head["multiplications"] / 1e6, "{:.3g}")
+def _millions(head: Values) -> float | None:
+    count: int | None = head["multiplications"]
+    return None if count is None else count / 1e6
 
 
 def trained_table(heads: Sequence[Values]) -> str:
     """Table of the trained heads."""
-    return format_table(
-        [
-            "head",
-            "trained on",
-            "part of data",
-            "seed",
-            "parameters",
-            "loss",
-            "seconds",
-            "waiting for data",
-        ],
-        [
-            [
-                h["head"],
-                h["trained_on"],
-                f"{h['fraction']:.4g}",
-                str(h["seed"]),
-                f"{h['total']:,}",
-                number(h["loss"], "{:.3f}"),
-                f"{h['own_seconds']:.1f}",
-                f"{h['wait_seconds'] / h['seconds']:.1%}" if h["seconds"] else "-",
-            ]
-            for h in heads
-        ],
-    )
+    shown = [
+        *columns("text", head="head", trained_on="trained on"),
+        FRACTION,
+        *columns("count", seed="seed", total="parameters"),
+        Column("loss", "loss", digits=3),
+        Column("own_seconds", "seconds"),
+        Column("waiting", "waiting for data", form="{:.1%}"),
+    ]
+    shares = [h["wait_seconds"] / h["seconds"] if h["seconds"] else None for h in heads]
+    return table_of(shown, [{**h, "waiting": w} for h, w in zip(heads, shares, strict=True)])
 
 
 def evaluated_table(results: Sequence[Values]) -> str:
     """The scores of each system: of spans with the tuned threshold and by the paper's rule."""
     from bertvision.pipelines.tasks.scores import headline, kind_of_metrics, trivial_score
 
-    spans = [r for r in results if kind_of_metrics(headline(r["rules"])) == "span"]
-    classes = [r for r in results if r not in spans]
+    spans: list[Values] = []
+    classes: list[Values] = []
+    for result in results:
+        row = {**headline(result["rules"]), "head": marked_scores(result["head"], result)}
+        row |= {key: result[key] for key in ("trained_on", "checkpoint")}
+        if kind_of_metrics(row) == "span":
+            argmax = result["rules"]["argmax"]["metrics"]
+            spans.append(row | {f"argmax_{key}": argmax[key] for key in ("exact", "f1")})
+        else:
+            classes.append(row)
     tables = []
-    for group, argmax in ((spans, ["argmax EM", "argmax F1"]), (classes, [])):
-        metrics = [headline(r["rules"]) for r in group]
-        names = metric_names(metrics)
-        rows = [
-            [
-                *(marked_scores(r["head"], r), r["trained_on"], r["checkpoint"]),
-                *metric_cells(row_metrics, names),
-                *(metric_cells(r["rules"]["argmax"]["metrics"], ["exact", "f1"]) if argmax else []),
-            ]
-            for r, row_metrics in zip(group, metrics, strict=True)
-        ]
-        baseline = trivial_score(metrics[0], "f1" if argmax else "accuracy") if metrics else None
-        if baseline is not None:
-            name, cells = baseline_cells(baseline, names)
-            rows.append([name, "-", "-", *cells, *["-"] * len(argmax)])
-        header = ["head", "trained on", "evaluated on", *names.values(), *argmax]
+    for rows, key, last in (
+        (spans, "f1", columns(argmax_exact="argmax EM", argmax_f1="argmax F1")),
+        (classes, "accuracy", []),
+    ):
         if rows:
-            tables.append(with_footnote(format_table(header, rows), [row[0] for row in rows]))
-            if legend := meanings(names).strip():
-                tables.append(fill(legend))
-    return "\n\n".join(tables)
+            shown = [Column("head", "head", "text"), *PLACES, *score_columns(rows), *last]
+            tables.append(systems_table(shown, rows, trivial_score(rows[0], key)))
+            tables.append(fill(meanings(shown).strip()))
+    return "\n\n".join(filter(None, tables))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from bertvision.errors import counted
-from bertvision.jobs.show import Shown, Values, metric_cells, metric_names
+from bertvision.jobs.show import Shown, Values, score_columns
 from bertvision.pipelines.declare import PrecisionOption, WorkspacePath, job
 from bertvision.pipelines.finetuning.latency_record import (
     NAME,
@@ -20,8 +20,9 @@ from bertvision.pipelines.reading import (
     parse_names,
     parse_tag,
 )
+from bertvision.pipelines.results.columns import Column, columns, table_of
 from bertvision.pipelines.tasks.scores import headline
-from bertvision.pipelines.text import fill, format_table, size
+from bertvision.pipelines.text import fill
 from bertvision.pipelines.workspace.checks import check_learns, check_trained_heads, find_workspace
 from bertvision.pipelines.workspace.heads import only_tag, trained_heads
 from bertvision.pipelines.workspace.heads import trained_on as trained_where
@@ -34,13 +35,32 @@ class LatencyTable(Shown, Latencies):
 
     rows_in: ClassVar[str] = "systems"
 
-    def to_json(self) -> dict[str, Any]:
-        """The fields as ``--json`` prints them."""
-        return Latencies.to_json(self)
-
     def table(self, values: Values) -> str:
-        """The text that the command prints."""
-        return latency_table(values)
+        """Milliseconds per window of each system, with the range over rounds, and the speed-up."""
+        shown = [
+            *columns("text", name="system", layers="layers run"),
+            Column("ms", "ms per window"),
+            Column("range", "fastest to slowest round", "text"),
+            Column("speed_up", "speed-up", digits=2),
+        ]
+        rows = [
+            {
+                **system,
+                "name": system_name(system["name"], system["trained_on"], values["tag"]),
+                "ms": 1e3 * system["seconds"],
+                "range": f"{1e3 * system['low']:.1f} to {1e3 * system['high']:.1f}",
+            }
+            for system in values["systems"]
+        ]
+        legend = (
+            f"Medians of {values['rounds']} rounds, in each of which every system answers the same "
+            f"{counted(values['windows'], 'window')} of {values['tokens']:.0f} tokens in the mean, "
+            f"{values['batch_size']} at a time, on {values['device']} with "
+            f"{counted(values['threads'], 'thread')} in precision {values['precision']}.  "
+            "Layers run: the encoder is cut above the last hidden state that the head takes.  "
+            "Speed-up: BERT's time over the system's."
+        )
+        return f"{table_of(shown, rows)}\n\n{fill(legend)}"
 
 
 @job
@@ -118,13 +138,20 @@ def latency(
 class QuantisedTable(Shown, QuantisedScores):
     """Scores and size of an encoder with 8-bit linear layers."""
 
-    def to_json(self) -> dict[str, Any]:
-        """The fields as ``--json`` prints them."""
-        return QuantisedScores.to_json(self)
-
     def table(self, values: Values) -> str:
-        """The text that the command prints."""
-        return quantised_table(values)
+        """Its scores, beside those in float32 where BERT's own are not, and the encoder's size."""
+        plain = {key: values[key] for key in ("snapshot", "layers", "bytes", "float_bytes")}
+        rows = [{**plain, "system": NAME, **headline(values["rules"])}]
+        if values["whole"] is not None:  # BERT's own scores are of another precision
+            whole = {"system": "BERT, float32", "layers": 0, "bytes": values["float_bytes"]}
+            rows.append({**plain, **whole, **headline(values["whole"])})
+        shown = [
+            *columns("text", system="system", snapshot="snapshot"),
+            *score_columns(rows[:1]),
+            Column("layers", "8-bit layers", "count"),
+            *columns("size", bytes="size", float_bytes="in float32"),
+        ]
+        return table_of(shown, rows)
 
 
 @job
@@ -162,20 +189,6 @@ def quantise(
     return QuantisedTable.model_validate(run(space, tag).model_dump())
 
 
-def quantised_table(result: Values) -> str:
-    """Its scores, beside those in float32 where BERT's own are not, and the encoder's size."""
-    metrics = headline(result["rules"])
-    names = metric_names([metrics])
-    header = ["system", "snapshot", *names.values(), "8-bit layers", "size", "in float32"]
-    sizes = size(result["bytes"]), size(result["float_bytes"])
-    row = [NAME, result["snapshot"], *metric_cells(metrics, names), str(result["layers"]), *sizes]
-    rows = [row]
-    if result["whole"] is not None:  # BERT's own scores are of another precision
-        cells = metric_cells(headline(result["whole"]), names)
-        rows.append(["BERT, float32", result["snapshot"], *cells, "0", sizes[1], sizes[1]])
-    return format_table(header, rows)
-
-
 def _one_of_each(space: Workspace, tag: str) -> list[str]:
     """The heads trained on a snapshot, without those that differ in seed or data alone.
 
@@ -187,27 +200,3 @@ def _one_of_each(space: Workspace, tag: str) -> list[str]:
         if ":" not in config.head:
             commands.setdefault((config.head, config.variant), name)
     return list(commands.values())
-
-
-def latency_table(result: Values) -> str:
-    """Milliseconds per window of each system, with the range over rounds, and the speed-up."""
-    rows = [
-        [
-            system_name(system["name"], system["trained_on"], result["tag"]),
-            f"{system['layers']}",
-            f"{1e3 * system['seconds']:.1f}",
-            f"{1e3 * system['low']:.1f} to {1e3 * system['high']:.1f}",
-            f"{system['speed_up']:.2f}",
-        ]
-        for system in result["systems"]
-    ]
-    head = ["system", "layers run", "ms per window", "fastest to slowest round", "speed-up"]
-    legend = (
-        f"Medians of {result['rounds']} rounds, in each of which every system answers the same "
-        f"{counted(result['windows'], 'window')} of {result['tokens']:.0f} tokens in the mean, "
-        f"{result['batch_size']} at a time, on {result['device']} with "
-        f"{counted(result['threads'], 'thread')} in precision {result['precision']}.  Layers run: "
-        "the encoder is cut above the last hidden state that the head takes.  Speed-up: BERT's "
-        "time over the system's."
-    )
-    return f"{format_table(head, rows)}\n\n{fill(legend)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from bertvision.jobs.show import Row, Rows, RowsField, ShownRecord, Values
 from bertvision.pipelines.declare import (
@@ -48,14 +48,11 @@ from bertvision.pipelines.readouts.options import (
     RankOptions,
     SimilarityOptions,
 )
+from bertvision.pipelines.results.columns import Column, columns, table_of
 from bertvision.pipelines.tasks.sentences.rows import Columns
-from bertvision.pipelines.text import fill, format_table, number
+from bertvision.pipelines.text import fill
 from bertvision.pipelines.workspace.checks import check_cluster, check_snapshots
 from bertvision.pipelines.workspace.data import adding_data, check_data, open_data
-
-if TYPE_CHECKING:
-    pass
-
 
 _GIB = 1 << 30
 
@@ -119,9 +116,9 @@ def probe(
     check_cluster(scheduler)
     tags, poolings, wanted = parse_tags(checkpoint), parse_poolings(pool), parse_layers(layers)
     root, encoder, tasks = path_of(workspace), text_of(model), dict.fromkeys(parse_names(task))
-    columns = Columns(text or "text", pair, label or "label")
+    named = Columns(text or "text", pair, label or "label")
     for name in tasks:
-        if (there := check_data(root, encoder, name, text_of(data), columns)) is not None:
+        if (there := check_data(root, encoder, name, text_of(data), named)) is not None:
             check_snapshots(there, tags)
     from bertvision.pipelines.readouts.probe_results import probe as run
     from bertvision.pipelines.readouts.probe_results import probe_rows
@@ -170,30 +167,41 @@ def probe_table(rows: Sequence[Values]) -> str:
     from bertvision.pipelines.readouts.probe_results import DOUBTFUL, by_snapshot
 
     poolings = list(dict.fromkeys(row["pooling"] for row in rows))
-    joined = list(dict.fromkeys(r["layers"] for r in rows if "+" in r["layers"]))
-    kinds = {row["probe"] for row in rows}
-    header = ["data", "snapshot", *(["probe"] if len(kinds) > 1 else []), "majority"]
-    header += [*poolings, *(f"{p} {text}" for text in joined for p in poolings)]
-    extra = {"selectivity": "{:.1f}", "compression": "{:.2f}"}
-    shown = [name for name in extra if any(row[name] is not None for row in rows)]
-    header += [f"{name} {p}" for name in shown for p in poolings]
+    joined = dict.fromkeys(r["layers"] for r in rows if "+" in r["layers"])
     doubts: dict[str, str | None] = {}
     lines = []
-    for (dataset, kind, _, tag), by_pooling in by_snapshot(rows).items():
-        doubts.setdefault(dataset, by_pooling[0]["doubts"])
-        name = f"{dataset}{DOUBTFUL}" if doubts[dataset] else dataset
-        line = [name, tag, *([kind] if len(kinds) > 1 else [])]
-        line.append(f"{by_pooling[0]['majority']:.1f}")
-        best = {r["pooling"]: r for r in by_pooling if r["best"]}
-        line += [_cell(best.get(p), layer=True) for p in poolings]
-        for text in joined:
-            by_layers = {r["pooling"]: r for r in by_pooling if r["layers"] == text}
-            line += [_cell(by_layers.get(p), layer=False) for p in poolings]
-        for more in shown:
-            line += [number(best[p][more] if p in best else None, extra[more]) for p in poolings]
+    for (dataset, _, _, _), own in by_snapshot(rows).items():
+        doubtful = doubts.setdefault(dataset, own[0]["doubts"])
+        line = {**own[0], "dataset": dataset + DOUBTFUL * bool(doubtful)}
+        for row in own:
+            pooling = row["pooling"]
+            if row["best"]:
+                line |= {f"{name} {pooling}": row[name] for name in _MEASURES}
+                line[pooling] = f"{_accuracy(row)} @{row['layers']}"
+            elif row["layers"] in joined:
+                line[f"{pooling} {row['layers']}"] = _accuracy(row)
         lines.append(line)
+    more = [name for name in _MEASURES if any(row[name] is not None for row in rows)]
+    shown = columns("text", dataset="data", tag="snapshot")
+    shown += columns("text", probe="probe") if len({row["probe"] for row in rows}) > 1 else []
+    texts = [*poolings, *(f"{p} {text}" for text in joined for p in poolings)]
+    shown += [Column("majority", "majority"), *(Column(key, key, "text") for key in texts)]
+    shown += [
+        Column(f"{name} {p}", f"{name} {p}", digits=_MEASURES[name])
+        for name in more
+        for p in poolings
+    ]
     notes = [fill(f"{DOUBTFUL} {name}: {text}.", 2) for name, text in doubts.items() if text]
-    return "\n".join([f"{format_table(header, lines)}\n\n{_LEGEND}", *notes])
+    return "\n".join([f"{table_of(shown, lines)}\n\n{_LEGEND}", *notes])
+
+
+_MEASURES = {"selectivity": 1, "compression": 2}
+"""Measures beside the accuracy, with their decimals."""
+
+
+def _accuracy(row: Values) -> str:
+    gain = "" if row["difference"] is None else f" ({row['difference']:+.1f})"
+    return f"{row['accuracy']:.1f}{gain}"
 
 
 def probe_charts(rows: Sequence[Values]) -> dict[str, Chart]:
@@ -228,13 +236,6 @@ def _majorities(rows: Sequence[Values]) -> dict[str, float]:
     if len(by_data) == 1:
         return {"largest class": next(iter(by_data.values()))}
     return {f"largest class of {name}": value for name, value in by_data.items()}
-
-
-def _cell(row: Values | None, *, layer: bool) -> str:
-    if row is None:
-        return "-"
-    gain = "" if row["difference"] is None else f" ({row['difference']:+.1f})"
-    return f"{row['accuracy']:.1f}{gain}" + (f" @{row['layers']}" if layer else "")
 
 
 class Ranked(ShownRecord):

@@ -8,21 +8,23 @@ from typing import Annotated, Any
 
 from bertvision.errors import InputError
 from bertvision.jobs.show import (
+    DIFFERENCE,
+    FRACTION,
+    PLACES,
     Row,
     Rows,
     Shown,
     Values,
-    baseline_cells,
-    metric_cells,
-    metric_names,
     score_charts,
-    with_footnote,
+    score_columns,
+    systems_table,
 )
 from bertvision.pipelines.declare import Seed, WorkspacePath, job
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.reading import StrPath, Tag, parse_tag
+from bertvision.pipelines.results.columns import Column, columns, marked, table_of
 from bertvision.pipelines.results.error_analysis import ErrorAnalysis
-from bertvision.pipelines.text import flat_rows, format_table, number
+from bertvision.pipelines.text import flat_rows, format_table
 from bertvision.pipelines.workspace.checks import find_workspace
 from bertvision.pipelines.workspace.workspace import Workspace
 
@@ -93,9 +95,12 @@ def predictions(
     target = None if checkpoint is None else parse_tag(checkpoint)
     space = find_workspace(workspace)
     from bertvision.pipelines.results.answers import answer_rows
+    from bertvision.pipelines.results.results import read_results
+    from bertvision.pipelines.results.systems import find_system
 
-    answers = answer_rows(space, system, trained_on=source, checkpoint=target, split=split)
-    return Rows(map(Row, answers))
+    scored = read_results(space, split)
+    result = find_system(scored, system, trained_on=source, checkpoint=target)
+    return Rows(map(Row, answer_rows(space, result)))
 
 
 @job
@@ -158,50 +163,20 @@ def _check_beside(name: str | None, space: Workspace, others: Sequence[Workspace
 
 
 def _list_of_tables(rows: Sequence[Values]) -> str:
-    lines = [[row["table"], str(row["rows"]), row["title"]] for row in rows]
-    return format_table(["table", "rows", "what"], lines)
+    table, title = columns("text", table="table", title="what")
+    return table_of([table, Column("rows", "rows", "count"), title], rows)
 
 
 def results_table(rows: Sequence[Values]) -> str:
     """Systems with their scores, and the difference from BERT."""
-    from bertvision.pipelines.results.columns import marked
-
-    metrics = metric_names(rows)
-    names = [marked(r["name"], r) for r in rows]
-    rest = [
-        [
-            *(name, f"{r['fraction']:.4g}", str(r["seed"])),
-            *(r["trained_on"], r["checkpoint"]),
-            *metric_cells(r, metrics),
-            number(r["difference"], "{:+.1f}"),
-        ]
-        for name, r in zip(names, rows, strict=True)
-    ]
+    shown = [Column("name", "system", "text"), FRACTION, Column("seed", "seed", "count"), *PLACES]
+    shown += [*score_columns(rows), DIFFERENCE]
     baseline = next((r["baseline"] for r in rows if r["baseline"] is not None), None)
-    if baseline is not None:
-        trivial, cells = baseline_cells(baseline, metrics)
-        rest.append([trivial, *["-"] * 4, *cells, "-"])
-    table = format_table(
-        [
-            "system",
-            "part of data",
-            "seed",
-            "trained on",
-            "evaluated on",
-            *metrics.values(),
-            "− BERT",
-        ],
-        rest,
-    )
-    return with_footnote(table, names, rows)
+    return systems_table(shown, [{**r, "name": marked(r["name"], r)} for r in rows], baseline)
 
 
 class Errors(Shown, ErrorAnalysis):
     """Where a system errs."""
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as ``--json`` prints them."""
-        return ErrorAnalysis.to_json(self)
 
     def to_rows(self) -> list[dict[str, Any]]:
         """A row for each group of each grouping."""
@@ -278,21 +253,24 @@ def errors_table(result: Values) -> str:
         parts.append(_second(second))
     if (matrix := result["confusion_matrix"]) and len(matrix["classes"]) <= MOST_CLASSES:
         parts.append(_matrix(matrix["classes"], matrix["counts"]))
+    share = Column("share", "part", form="{:.1%}")
     if confused := result["confusions"]:
-        rows = [
-            [c["gold"], c["answer"], f"{c['n']:,}", f"{c['n'] / c['of']:.1%}"] for c in confused
-        ]
-        table = format_table(["gold", "taken for", "n", "part of the class"], rows)
+        rows = [{**c, "share": c["n"] / c["of"]} for c in confused]
+        shown = [*columns("text", gold="gold", answer="taken for"), Column("n", "n", "count")]
+        table = table_of([*shown, replace(share, label="part of the class")], rows)
         parts.append(f"The classes that are most often taken for another\n\n{table}")
     if cells := result["agreement"]:
-        named = {"none": "neither"}
         rows = [
-            [named.get(c, c), f"{cells[c]:,}", f"{cells[c] / result['questions']:.1%}"]
-            for c in CELLS
+            {
+                "who": "neither" if cell == "none" else cell,
+                "n": cells[cell],
+                "share": cells[cell] / result["questions"],
+            }
+            for cell in CELLS
         ]
-        table = format_table(["who is right", "n", "part"], rows)
+        who = [Column("who", "who is right", "text"), Column("n", "n", "count"), share]
         test = f"McNemar's exact test that both err equally often: p = {cells['p']:.2g}"
-        parts.append(f"Beside BERT at the same snapshot\n\n{table}\n{test}")
+        parts.append(f"Beside BERT at the same snapshot\n\n{table_of(who, rows)}\n{test}")
     unit = METRICS[result["metrics"][0]].label
     if result["examples"]:
         parts.append("Examples")
@@ -315,10 +293,9 @@ def _groups(grouping: str, rows: list[dict[str, Any]], metrics: list[str]) -> st
     }
     if any(row.get("trivial") for row in rows):  # which earlier versions did not record
         keys["trivial"] = "never answering" if "f1" in metrics else "majority class"
-    return format_table(
-        [grouping, "n", *keys.values()],
-        [[row["group"], f"{row['n']:,}", *(f"{row[key]:.1f}" for key in keys)] for row in rows],
-    )
+    shown = [Column("group", grouping, "text"), Column("n", "n", "count")]
+    shown += [Column(key, label) for key, label in keys.items()]
+    return table_of(shown, rows)
 
 
 def _second(second: Values) -> str:
@@ -327,17 +304,17 @@ def _second(second: Values) -> str:
     Where no answer is right and a text was given, no answer is nearly always what comes second.
     """
     rows = [
-        [kind, f"{wrong:,}", f"{right:,}", f"{right / wrong:.1%}"]
+        {"kind": kind, "wrong": wrong, "right": right, "share": right / wrong}
         for kind in ("HasAns", "NoAns")
         for wrong, right in [(second[f"first_wrong_{kind}"], second[f"second_right_{kind}"])]
         if wrong
     ]
-    table = format_table(["questions", "first wrong", "second right", "part"], rows)
-    return (
-        f"Where the first answer is wrong, is the second right?\n\n{table}"
-        if rows
-        else ("The first answer is right everywhere.")
-    )
+    if not rows:
+        return "The first answer is right everywhere."
+    shown = [Column("kind", "questions", "text")]
+    shown += columns("count", wrong="first wrong", right="second right")
+    shown.append(Column("share", "part", form="{:.1%}"))
+    return f"Where the first answer is wrong, is the second right?\n\n{table_of(shown, rows)}"
 
 
 def _example(example: Values, unit: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import (
     TYPE_CHECKING,
@@ -21,11 +21,16 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer
 
 from bertvision.errors import InputError, did_you_mean
 from bertvision.pipelines.plotting import Chart, Plotted, points
-from bertvision.pipelines.text import fill, flat_rows, format_table, html_of, number, shorten, size
-
-if TYPE_CHECKING:
-    import pandas as pd
-
+from bertvision.pipelines.results.columns import (
+    MARK,
+    Column,
+    columns,
+    footnotes,
+    marked,
+    table_of,
+)
+from bertvision.pipelines.tasks.metrics import METRICS
+from bertvision.pipelines.text import Displayed, fill, flat_rows, format_table, shorten, size
 
 Values = Mapping[str, Any]
 
@@ -88,7 +93,7 @@ class Row(Mapping[str, Any]):
         return dict(self._values)
 
 
-class Rows(Sequence[R], Plotted, Generic[R]):
+class Rows(Sequence[R], Plotted, Displayed, Generic[R]):
     """Several results, in order: a list to Python, a table where it is shown.
 
     Examples:
@@ -125,9 +130,6 @@ class Rows(Sequence[R], Plotted, Generic[R]):
     def __repr__(self) -> str:
         return self._table(self.to_json())
 
-    def _repr_html_(self) -> str:
-        return html_of(self.__repr__)
-
     def charts(self) -> Mapping[str, Chart]:
         """Charts by measure, of scores and probes.
 
@@ -149,22 +151,17 @@ class Rows(Sequence[R], Plotted, Generic[R]):
         """The rows as ``--csv`` writes them; names inside of a field follow it with a dot."""
         return flat_rows(self.to_json())
 
-    def to_pandas(self) -> pd.DataFrame:
-        """A frame of `to_rows`, with a column for each field."""
-        import pandas as pd
 
-        return pd.DataFrame(self.to_rows())
-
-
-class Shown(ABC):
+class Shown(Displayed):
     """Base of a single result: its text is what the command prints."""
 
     rows_in: ClassVar[str] = "rows"
     """The field that holds its rows; a result without that field is one row itself."""
 
-    @abstractmethod
-    def to_json(self) -> dict[str, Any]:
-        """The fields as ``--json`` prints them."""
+    if TYPE_CHECKING:  # the other base of a result has it
+
+        def to_json(self) -> dict[str, Any]:
+            """The fields as ``--json`` prints them."""
 
     @abstractmethod
     def table(self, values: Values) -> str:
@@ -179,19 +176,10 @@ class Shown(ABC):
         values = self.to_json()
         return flat_rows(values.get(self.rows_in, values))
 
-    def to_pandas(self) -> pd.DataFrame:
-        """A frame of `to_rows`."""
-        import pandas as pd
-
-        return pd.DataFrame(self.to_rows())
-
     def __repr__(self) -> str:
         return self.table(self.to_json())
 
     __str__ = __repr__
-
-    def _repr_html_(self) -> str:
-        return html_of(self.__repr__)
 
 
 class ShownRecord(Shown, BaseModel):
@@ -238,37 +226,18 @@ RowsField = Annotated[
 
 def metric_names(rows: Sequence[Values]) -> dict[str, str]:
     """The metrics that occur, with their names for people, in the order of columns."""
-    from bertvision.pipelines.tasks.metrics import METRICS
-
     return {key: m.label for key, m in METRICS.items() if any(key in row for row in rows)}
 
 
-def metric_cells(metrics: Mapping[str, float], keys: Iterable[str]) -> list[str]:
-    """A score for each of some metrics."""
-    return [number(metrics.get(key)) for key in keys]
+def score_columns(rows: Sequence[Values]) -> list[Column]:
+    """A column for each metric that occurs, with its deviation over seeds where there is one."""
+    return [Column(key, label, sd=True) for key, label in metric_names(rows).items()]
 
 
-def baseline_cells(score: float, keys: Iterable[str]) -> tuple[str, list[str]]:
-    """Name and cells of the baseline that always gives the commonest answer.
-
-    Args:
-        score: Score of the commonest answer, in per cent: of no answer, or of the largest class.
-        keys: Keys of the metrics that are shown.
-
-    Returns:
-        What the system is called, and its cells.
-    """
-    from bertvision.pipelines.tasks.scores import trivial_metrics
-
-    name, metrics = trivial_metrics(score, keys := list(keys))
-    return name, metric_cells(metrics, keys)
-
-
-def meanings(keys: Iterable[str]) -> str:
-    """Explanations of the shown metrics, to follow a legend."""
-    from bertvision.pipelines.tasks.metrics import METRICS
-
-    return "".join(f"  {METRICS[key].meaning}" for key in keys if METRICS[key].meaning)
+def meanings(shown: Iterable[Column]) -> str:
+    """Explanations of the metrics among the columns, to follow a legend."""
+    metrics = (METRICS[column.key] for column in shown if column.key in METRICS)
+    return "".join(f"  {metric.meaning}" for metric in metrics if metric.meaning)
 
 
 def marked_scores(name: str, scores: Values) -> str:
@@ -278,25 +247,34 @@ def marked_scores(name: str, scores: Values) -> str:
         name: Name as it is shown.
         scores: the fields of its ``metrics.json``.
     """
-    from bertvision.pipelines.results.columns import MARK
     from bertvision.pipelines.tasks.scores import is_untuned
 
     return name + MARK if is_untuned(scores["rules"], scores["threshold_tuned_on"]) else name
 
 
-def with_footnote(table: str, names: Iterable[str], rows: Iterable[Values] = ()) -> str:
-    """A table of systems, with what `MARK` says below it where one of their names has it.
+def systems_table(
+    shown: Sequence[Column], rows: Sequence[Values], baseline: float | None = None
+) -> str:
+    """A table of systems, the commonest answer below them, and what marks in it mean.
 
     Args:
-        table: the text.
-        names: Names of the systems.
-        rows: their metrics, some of which may lack what others have.
+        shown: Columns; the first has the names of the systems.
+        rows: Systems, with their metrics among the values.
+        baseline: Score of the commonest answer, in per cent: of no answer, or of the largest class;
+            None leaves it out.
     """
-    from bertvision.pipelines.results.columns import FOOTNOTE, MARK, ORACLE_NOTE, lack_oracle
+    from bertvision.pipelines.tasks.scores import trivial_metrics
 
-    notes = [FOOTNOTE] if any(name.endswith(MARK) for name in names) else []
-    notes += [ORACLE_NOTE] if lack_oracle(rows) else []
-    return "\n".join([table, *map(fill, notes)])
+    lines = [*rows]
+    if baseline is not None:
+        name, metrics = trivial_metrics(baseline, [column.key for column in shown])
+        lines.append({shown[0].key: name, **metrics})
+    return "\n".join([table_of(shown, lines), *map(fill, footnotes(shown, rows))])
+
+
+FRACTION = Column("fraction", "part of data", form="{:.4g}")
+PLACES = columns("text", trained_on="trained on", checkpoint="evaluated on")
+DIFFERENCE = Column("difference", "− BERT", "signed")
 
 
 def score_charts(rows: Sequence[Values]) -> dict[str, Chart]:
@@ -307,8 +285,6 @@ def score_charts(rows: Sequence[Values]) -> dict[str, Chart]:
     Args:
         rows: Rows of `results`, where seeds are apart, or of `sweep`, where they are together.
     """
-    from bertvision.pipelines.tasks.metrics import METRICS
-
     charts: dict[str, Chart] = {}
     for key in ("score", "difference"):
         scored_rows = [row for row in rows if row.get(key) is not None]
@@ -338,8 +314,6 @@ def score_charts(rows: Sequence[Values]) -> dict[str, Chart]:
 
 def _by_system(rows: Sequence[Values], key: str) -> tuple[list[Values], dict[str, str]]:
     """A row for each system with a column for each pair of snapshots; and these columns."""
-    from bertvision.pipelines.results.columns import MARK, marked
-
     values: dict[tuple[str, str], list[float]] = {}
     deviations: dict[tuple[str, str], float | None] = {}
     for row in rows:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 from bertvision.errors import (
     BertvisionError,
@@ -18,10 +18,11 @@ from bertvision.errors import (
 )
 from bertvision.featurestore.format.names import SnapshotTag, check_name
 from bertvision.jobs.show import Row, Rows, Shown, ShownRecord, Values, mapping_table
-from bertvision.pipelines.declare import Seed, StorePath, WorkspacePath, job
+from bertvision.pipelines.declare import Seed, Where, job
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.reading import Layers, StrPath, parse_layers, parse_tag, path_of, text_of
-from bertvision.pipelines.text import format_table, size
+from bertvision.pipelines.results.columns import Column, columns, table_of
+from bertvision.pipelines.text import size
 from bertvision.pipelines.workspace.checks import find_workspace
 from bertvision.pipelines.workspace.reproduce import not_extracted
 
@@ -33,9 +34,9 @@ _log = logging.getLogger(__name__)
 
 
 @job
-def ls(*, workspace: WorkspacePath = None, store: StorePath = None) -> Rows[Row]:
+def ls(**where: Unpack[Where]) -> Rows[Row]:
     """List the snapshots and splits that are stored."""
-    opened = open_store(workspace, store)
+    opened = open_store(**where)
     stored = [split.info() for split in opened.stored_splits()]
     return Rows(map(Row, [*stored, *_growing(opened)]), splits_table)
 
@@ -49,9 +50,7 @@ class SplitFacts(ShownRecord):
 
 
 @job
-def info(
-    name: str | None = None, *, workspace: WorkspacePath = None, store: StorePath = None
-) -> SplitFacts:
+def info(name: str | None = None, **where: Unpack[Where]) -> SplitFacts:
     """Show everything about one split: sizes, encoding, provenance.
 
     Args:
@@ -62,7 +61,7 @@ def info(
         InputError: No split is named.
         IncompleteSplitError: Shards of the split are missing.
     """
-    opened = open_store(workspace, store)
+    opened = open_store(**where)
     if name is None:
         stored = _names(opened)
         raise InputError(
@@ -115,9 +114,7 @@ class Verified(Shown):
 
 
 @job
-def verify(
-    name: str | None = None, *, workspace: WorkspacePath = None, store: StorePath = None
-) -> Verified:
+def verify(name: str | None = None, **where: Unpack[Where]) -> Verified:
     """Read every committed byte again.
 
     The command exits with 1 where a split is not whole.
@@ -130,7 +127,7 @@ def verify(
     """
     from bertvision.featurestore.writing.committed import find_growing_damage
 
-    opened = open_store(workspace, store)
+    opened = open_store(**where)
     problems: dict[str, list[str]] = {}
     for stored in [name] if name else _names(opened):
         tag, split = split_name(stored)
@@ -153,9 +150,7 @@ class Repairs(Rows[Row]):
 
 
 @job
-def repair(
-    name: str | None = None, *, workspace: WorkspacePath = None, store: StorePath = None
-) -> Repairs:
+def repair(name: str | None = None, **where: Unpack[Where]) -> Repairs:
     """Extract again what is damaged, and only that.
 
     It needs the snapshot and the data that the activations came from. It exits with 1 where shards
@@ -173,15 +168,15 @@ def repair(
     from bertvision.pipelines.extraction.extract import repair as run
 
     try:
-        space = find_workspace(workspace, store)
+        space = find_workspace(**where)
     except WorkspaceError as error:
-        if store is None:
+        if where.get("store") is None:
             raise
         raise WorkspaceError(
             f"{error}; a split that was imported, or written by a program, cannot be repaired: "
             "remove it with `bertvision store rm`, and import or write it again"
         ) from error
-    wanted = [split_name(name)] if name else split_names(open_store(workspace, store).storage)
+    wanted = [split_name(name)] if name else split_names(open_store(**where).storage)
     done = []
     for tag, split in wanted:
         try:
@@ -199,8 +194,7 @@ def rm(
     name: str,
     *,
     yes: Annotated[bool, Option(flag="--yes -y")] = False,
-    workspace: WorkspacePath = None,
-    store: StorePath = None,
+    **where: Unpack[Where],
 ) -> Rows[Row]:
     """Remove stored hidden states, to free their space; asks first.
 
@@ -215,7 +209,7 @@ def rm(
         UnknownNameError: There is no such snapshot or split.
         LockedError: Another process is writing the split.
     """
-    opened = open_store(workspace, store)
+    opened = open_store(**where)
     tag, slash, split = name.partition("/")
     tag = parse_tag(tag)
     named = [split] if slash else list(opened[tag])
@@ -279,8 +273,7 @@ def audit(
     sample: Annotated[int, Option(ge=1)] = 100,
     seed: Seed = 0,
     tolerance: float | None = None,
-    workspace: WorkspacePath = None,
-    store: StorePath = None,
+    **where: Unpack[Where],
 ) -> Audited:
     """Compute a sample of a split again, and compare.
 
@@ -320,10 +313,10 @@ def audit(
     states = parse_layers(layers)
     if model is None and (tokenizer is not None or states is not None):
         raise InputError("--tokenizer and --layers belong to an encoder: name it with --model")
-    opened = open_store(workspace, store)[f"{tag}/{split}"]
+    opened = open_store(**where)[f"{tag}/{split}"]
     if model is None and (reason := not_extracted(opened)) is not None:
         raise InputError(f"{reason}: name the encoder that it is of with --model")
-    space = None if model is not None else find_workspace(workspace, store)
+    space = None if model is not None else find_workspace(**where)
     from bertvision.pipelines.audit.audit import audit_split
     from bertvision.pipelines.audit.reference import of_model, of_workspace
 
@@ -355,8 +348,7 @@ def shuffle_tokens(
     *,
     seed: Seed = 0,
     scratch: StrPath | None = None,
-    workspace: WorkspacePath = None,
-    store: StorePath = None,
+    **where: Unpack[Where],
 ) -> ShuffledTokens:
     """Copy a split with its tokens permuted.
 
@@ -395,7 +387,7 @@ def shuffle_tokens(
         folder = folder.expanduser()
         if not folder.is_dir():
             raise InputError(f"--scratch {folder}: there is no such folder")
-    opened = open_store(workspace, store)[f"{tag}/{split}"]
+    opened = open_store(**where)[f"{tag}/{split}"]
     from bertvision.featurestore.shuffling import shuffle_split
 
     copy = shuffle_split(opened, to, seed, scratch=folder)
@@ -445,22 +437,27 @@ def splits_table(splits: Sequence[Values]) -> str:
     """Table of the splits of a store."""
     if not splits:
         return "the store is empty"
-    table = format_table(
-        ["split", "examples", "encoding", "layers", "size", "complete", "per example", "× smaller"],
-        [
-            [
-                f"{s['tag']}/{s['split']}",
-                f"{s['examples']:,}",
-                s["encoding"],
-                str(len(s["layers"])),
-                size(s["bytes"]),
-                _completeness(s),
-                size(s["bytes_per_example"] or 0),
-                f"{s['times_smaller_than_dense_float32'] or 0:.1f}",
-            ]
-            for s in splits
-        ],
-    )
+    shown = [
+        Column("name", "split", "text"),
+        Column("examples", "examples", "count"),
+        *columns("text", encoding="encoding", depth="layers"),
+        Column("bytes", "size", "size"),
+        Column("whole", "complete", "text"),
+        Column("each", "per example", "size"),
+        Column("smaller", "× smaller"),
+    ]
+    rows = [
+        {
+            **s,
+            "name": f"{s['tag']}/{s['split']}",
+            "depth": len(s["layers"]),
+            "whole": _completeness(s),
+            "each": s["bytes_per_example"] or 0,
+            "smaller": s["times_smaller_than_dense_float32"] or 0,
+        }
+        for s in splits
+    ]
+    table = table_of(shown, rows)
     return f"{table}\n\n{size(sum(s['bytes'] for s in splits))} in all"
 
 

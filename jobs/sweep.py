@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from bertvision.jobs.show import (
+    DIFFERENCE,
+    FRACTION,
+    PLACES,
     Row,
     Rows,
     Values,
-    baseline_cells,
     meanings,
-    metric_names,
     score_charts,
-    with_footnote,
+    score_columns,
+    systems_table,
 )
 from bertvision.pipelines.declare import DEFAULTS, Devices, StorePath, WorkspacePath, job
 from bertvision.pipelines.options import Option
@@ -26,8 +28,9 @@ from bertvision.pipelines.reading import (
     parse_names,
     parse_tags,
 )
+from bertvision.pipelines.results.columns import Column, marked, table_of
 from bertvision.pipelines.tasks.registry import head_kind
-from bertvision.pipelines.text import fill, format_table, number, size
+from bertvision.pipelines.text import fill
 from bertvision.pipelines.workspace.checks import check_new_heads, find_workspace
 from bertvision.pipelines.workspace.heads import stored_tags
 from bertvision.pipelines.workspace.job_options import TrainOptions
@@ -43,9 +46,6 @@ _LEGEND = (
     "Speed-up: the time to fine-tune BERT up to there, divided by the head's fine-tuning, "
     "extraction and training together; below 1 these take longer."
 )
-
-Columns = dict[str, Callable[[Values], str]]
-"""How the cells of columns are made of a row, by header."""
 
 
 @job
@@ -148,55 +148,26 @@ def asked_sweep(
 
 def sweep_table(rows: Sequence[Values]) -> str:
     """Scores of each head on each pair of snapshots, against BERT's at the second; then costs."""
-    from bertvision.pipelines.results.columns import marked
-
-    metrics = metric_names(rows)
-    system: Columns = {"head": lambda r: marked(r["name"], r)}
-    if any(r["fraction"] != 1 for r in rows):
-        system["part of data"] = lambda r: f"{r['fraction']:.4g}"
-    system |= {"trained on": lambda r: r["trained_on"], "evaluated on": lambda r: r["checkpoint"]}
-    compared = _compared(rows, metrics)
-    order = sorted(metrics, key=lambda key: metrics[key] != compared)  # what counts stands first
-    scores: Columns = {metrics[key]: partial(_with_deviation, key=key) for key in order}
-    # with the score before its difference: a narrow terminal leaves out what comes last
-    scores, others = (dict(list(scores.items())[part]) for part in (slice(1), slice(1, None)))
-    rest: Columns = {f"{compared} − BERT": lambda r: number(r["difference"], "{:+.1f}")}
-    if any(r["seeds"] > 1 for r in rows):
-        rest["seeds"] = lambda r: str(r["seeds"])
-    costs: Columns = {
-        "retention": lambda r: number(r.get("retention"), "{:.1f}%"),
-        "speed-up": lambda r: number(r.get("speed_up"), "{:.2f}"),
-        "% of encoder": lambda r: number(r.get("percent"), "{:.3f}"),
-    }
-    costs |= {f"{part.replace('_', '-')} s": partial(_seconds, part=part) for part in _PARTS}
-    costs["stored"] = lambda r: "-" if r.get("bytes") is None else size(r["bytes"])
-    shown = system | scores | rest | others
-    lines = [[cell(r) for cell in shown.values()] for r in rows]
-    baseline = next((r["baseline"] for r in rows if r.get("baseline") is not None), None)
-    if baseline is not None:
-        name, cells = baseline_cells(baseline, order)
-        first, more = cells[: len(scores)], cells[len(scores) :]
-        lines.append([name, *["-"] * (len(system) - 1), *first, *["-"] * len(rest), *more])
-    costs = system | costs
-    tables = [
-        with_footnote(format_table([*shown], lines), [line[0] for line in lines], rows),
-        format_table([*costs], [[cell(r) for cell in costs.values()] for r in rows]),
-    ]
-    return "\n\n".join([*tables, fill(_LEGEND + meanings(order))])
-
-
-def _seconds(row: Values, part: str) -> str:
-    return number(row.get(f"{part}_seconds"))
-
-
-def _compared(rows: Sequence[Values], metrics: Mapping[str, str]) -> str:
-    """Name of the metric that is the rows' score."""
     first = rows[0] if rows else {}
-    names = (name for key, name in metrics.items() if first.get(key) == first.get("score"))
-    return next(names, "score")
-
-
-def _with_deviation(row: Values, key: str) -> str:
-    """Mean over seeds, with the standard deviation where there is one."""
-    deviation = row.get(f"{key}_sd")
-    return number(row.get(key)) + ("" if deviation is None else f" ± {deviation:.1f}")
+    scores = score_columns(rows)
+    compared = next((c for c in scores if first.get(c.key) == first.get("score")), None)
+    # what counts and its difference stand first: a narrow terminal leaves out what comes last
+    scores.sort(key=lambda column: column is not compared)
+    system = [Column("name", "head", "text")]
+    system += [FRACTION] if any(r["fraction"] != 1 for r in rows) else []
+    system += PLACES
+    gain = replace(DIFFERENCE, label=f"{compared.label if compared else 'score'} − BERT")
+    seeds = [Column("seeds", "seeds", "count")] if any(r["seeds"] > 1 for r in rows) else []
+    costs = [
+        Column("retention", "retention", form="{:.1f}%"),
+        Column("speed_up", "speed-up", digits=2),
+        Column("percent", "% of encoder", digits=3),
+        *(Column(f"{part}_seconds", f"{part.replace('_', '-')} s") for part in _PARTS),
+        Column("bytes", "stored", "size"),
+    ]
+    named = [{**r, "name": marked(r["name"], r)} for r in rows]
+    baseline = next((r["baseline"] for r in rows if r.get("baseline") is not None), None)
+    shown = [*system, *scores[:1], gain, *seeds, *scores[1:]]
+    legend = fill(_LEGEND + meanings(scores))
+    tables = [systems_table(shown, named, baseline), table_of([*system, *costs], named)]
+    return "\n\n".join([*tables, legend])

@@ -8,11 +8,10 @@ from bertvision.jobs.show import (
     Shown,
     ShownRecord,
     Values,
-    baseline_cells,
     marked_scores,
     meanings,
-    metric_cells,
-    with_footnote,
+    score_columns,
+    systems_table,
 )
 from bertvision.pipelines.declare import Resamples, Seed, WorkspacePath, job
 from bertvision.pipelines.options import Option
@@ -23,9 +22,10 @@ from bertvision.pipelines.reading import (
     parse_names,
     parse_tag,
 )
+from bertvision.pipelines.results.columns import Column, marked
 from bertvision.pipelines.results.systems import Combine
-from bertvision.pipelines.tasks.metrics import COMPARABLE, MetricName
-from bertvision.pipelines.text import fill, flat_rows, format_table
+from bertvision.pipelines.tasks.metrics import COMPARABLE, METRICS, MetricName
+from bertvision.pipelines.text import fill, flat_rows
 from bertvision.pipelines.uncertainty import By, Seeds
 from bertvision.pipelines.workspace.checks import check_trained_heads, find_workspace
 from bertvision.pipelines.workspace.heads import trained_on as trained_where
@@ -37,10 +37,6 @@ class Ensemble(Shown, EnsembleScores):
 
     parts: list[HeadScores | BertScores]
     """Scores of the members, where they were scored on the same split."""
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields as ``--json`` prints them."""
-        return EnsembleScores.to_json(self)
 
     def to_rows(self) -> list[dict[str, Any]]:
         """A row for each member that was scored on the same split, then that of the ensemble."""
@@ -210,23 +206,19 @@ def compare(
 
 def ensemble_table(result: Values) -> str:
     """The members and their combination, with the metrics that all have."""
-    from bertvision.pipelines.tasks.metrics import METRICS
     from bertvision.pipelines.tasks.scores import headline, kind_of_metrics, trivial_score
     from bertvision.pipelines.workspace.reproduce import ensemble_name
 
-    systems = ["BERT" if run == "bert" else run for run in result["members"]]
-    systems.append(together := ensemble_name(result["members"], result["combine"]))
-    parts = [*result["parts"], result]
-    metrics = [headline(part["rules"]) for part in parts]
-    systems = [marked_scores(name, part) for name, part in zip(systems, parts, strict=True)]
-    shown = [name for name in METRICS if all(name in m for m in metrics)]
-    rows = [[system, *metric_cells(m, shown)] for system, m in zip(systems, metrics, strict=True)]
-    key = "f1" if kind_of_metrics(shown) == "span" else "accuracy"
-    if (baseline := trivial_score(metrics[-1], key)) is not None:
-        name, cells = baseline_cells(baseline, shown)
-        rows.append([name, *cells])
-    table = format_table(["system", *(METRICS[name].label for name in shown)], rows)
-    table = with_footnote(table, systems)
+    together = ensemble_name(result["members"], result["combine"])
+    names = [*("BERT" if run == "bert" else run for run in result["members"]), together]
+    rows: list[dict[str, Any]] = [
+        {**headline(part["rules"]), "system": marked_scores(name, part)}
+        for name, part in zip(names, [*result["parts"], result], strict=True)
+    ]
+    shown = [Column("system", "system", "text")]
+    shown += [c for c in score_columns(rows) if all(c.key in row for row in rows)]
+    key = "f1" if kind_of_metrics(rows[-1]) == "span" else "accuracy"
+    table = systems_table(shown, rows, trivial_score(rows[-1], key))
     how = "highest" if result["combine"] == "max" else "mean"
     legend = (
         f"Scores are in per cent.  {together}: of each candidate answer, the {how} of the "
@@ -238,22 +230,20 @@ def ensemble_table(result: Values) -> str:
 
 def compare_table(result: Values) -> str:
     """Both scores, the difference with its interval and p, and what it says."""
-    from bertvision.pipelines.results.columns import marked
-    from bertvision.pipelines.tasks.metrics import METRICS
     from bertvision.pipelines.tasks.scores import trivial_metrics
     from bertvision.pipelines.uncertainty import format_p
 
-    names = [marked(result[system], result) for system in ("first", "second")]
+    metric = METRICS[result["metric"]]
+    shown = [Column("system", "system", "text"), Column("score", metric.label, "text")]
     rows = [
-        [names[0], f"{result['first_score']:.2f}"],
-        [names[1], f"{result['second_score']:.2f}"],
-        ["first − second", f"{result['difference']:+.2f}"],
+        {"system": marked(result[system], result), "score": f"{result[f'{system}_score']:.2f}"}
+        for system in ("first", "second")
     ]
+    rows.append({"system": "first − second", "score": f"{result['difference']:+.2f}"})
     if (baseline := result.get("baseline")) is not None:
-        keys = [result["metric"] if METRICS[result["metric"]].trivial else "exact"]
-        rows.append([trivial_metrics(baseline, keys)[0], f"{baseline:.2f}"])
-    table = format_table(["system", METRICS[result["metric"]].label], rows)
-    table = with_footnote(table, names)
+        name, _ = trivial_metrics(baseline, [result["metric"] if metric.trivial else "exact"])
+        rows.append({"system": name, "score": f"{baseline:.2f}"})
+    table = systems_table(shown, rows)
     interval = f"{result['low']:+.2f} to {result['high']:+.2f}"
     p = format_p(result["p"], result["resamples"])
     lines = f"95 % interval of first − second: {interval}\np: {p}"

@@ -15,7 +15,18 @@ from dataclasses import dataclass, fields, replace
 from functools import cache, wraps
 from numbers import Number
 from types import NoneType
-from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from bertvision.errors import InputError, did_you_mean
 from bertvision.featurestore.format.layout import ENCODINGS, EncodingName
@@ -112,6 +123,39 @@ NewEncoding = Annotated[
     EncodingName | None,
     Option(f"How to store what is extracted (default int8): {', '.join(ENCODINGS)}."),
 ]
+
+
+class Where(TypedDict, total=False):
+    """The workspace and the store of a job."""
+
+    workspace: WorkspacePath
+    store: StorePath
+
+
+class Kept(TypedDict, total=False):
+    """Where the result of an analysis is kept, and its figure."""
+
+    plot: FigurePath
+    workspace: WorkspacePath
+
+
+class FromStore(Kept, total=False):
+    """Where a result is kept that is measured on a store."""
+
+    store: StorePath
+
+
+class OnDask(TypedDict, total=False):
+    """Where a result is kept that Dask computes from a store."""
+
+    scheduler: SchedulerName
+    plot: FigurePath
+    workspace: WorkspacePath
+    store: StorePath
+
+
+_SHARED = {"scheduler": "threads"}
+"""Defaults of arguments that jobs share as ``**where: Unpack[OnDask]``; None of the others."""
 
 
 @dataclass(frozen=True)
@@ -260,9 +304,15 @@ def arguments(run: Callable[..., Any]) -> tuple[Argument, ...]:
 def _arguments(function: Callable[..., Any]) -> tuple[Argument, ...]:
     listed: list[Argument] = []
     for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind is parameter.VAR_KEYWORD:
-            continue
         hint = eval(parameter.annotation, function.__globals__)  # our own source
+        if parameter.kind is parameter.VAR_KEYWORD:
+            if get_origin(hint) is Unpack:
+                shared = get_type_hints(get_args(hint)[0], include_extras=True)
+                for name, (bare, option) in zip(
+                    shared, map(get_args, shared.values()), strict=True
+                ):
+                    listed.append(Argument(name, bare, _SHARED.get(name), option))
+            continue
         bare, *extras = get_args(hint) if get_origin(hint) is Annotated else (hint,)
         if parameter.name == "options":
             listed += _fields(bare)

@@ -9,11 +9,15 @@ import secrets
 import shutil
 import sys
 import textwrap
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bertvision.featurestore.views.html import html_table, html_text
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 # controls but for tab and line feed, and what turns the direction of writing
@@ -79,6 +83,23 @@ def html_of(text: Callable[[], str]) -> str:
         elif part.strip():
             made.append(html_text(part.strip("\n")))
     return "".join(made)
+
+
+class Displayed(ABC):
+    """Base of results that are a text to the eye, and rows to CSV and pandas."""
+
+    @abstractmethod
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Rows as ``--csv`` writes them."""
+
+    def to_pandas(self) -> pd.DataFrame:
+        """A frame of the rows that ``--csv`` writes."""
+        import pandas as pd
+
+        return pd.DataFrame(self.to_rows())
+
+    def _repr_html_(self) -> str:
+        return html_of(self.__repr__)
 
 
 class _Tables(list[tuple[Sequence[str], Sequence[Sequence[str]]]]):
@@ -207,12 +228,6 @@ def signed(value: float, digits: int = 1) -> str:
 def number(value: float | None, form: str = "{:.1f}") -> str:
     """A number for people; a dash for None."""
     return "-" if value is None else form.format(value)
-
-
-def interval(row: Mapping[str, Any], key: str, form: str = "{:.1f}") -> str:
-    """The ends of an interval, ``<key>_low`` to ``<key>_high`` of a row; a dash for None."""
-    low, high = (number(row.get(f"{key}_{end}"), form) for end in ("low", "high"))
-    return "-" if low == "-" else f"{low} to {high}"
 
 
 def _are_numbers(cells: Sequence[str]) -> bool:

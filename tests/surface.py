@@ -124,7 +124,8 @@ def _records() -> Iterator[str]:
     from bertvision.pipelines.records import Record
 
     for result in analysis.results():
-        names = getattr(result, "variables", None) or [f.name for f in dataclasses.fields(result)]
+        is_record = dataclasses.is_dataclass(result)
+        names = [f.name for f in dataclasses.fields(result)] if is_record else result.variables
         yield f"result {result.kind}: {', '.join(names)}"
 
     def below(kind: type) -> Iterator[Any]:

@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 
 import bertvision
 from bertvision.errors import InputError, NonFiniteError, ProvenanceError
-from bertvision.pipelines.analysis import likeness
+from bertvision.pipelines.analysis import uses as uses_module
 from bertvision.pipelines.analysis.context import ContextResult, Samples
 from bertvision.pipelines.analysis.context import context_of_arrays as context
 from bertvision.pipelines.analysis.uses import (
@@ -214,8 +214,8 @@ def test_how_groups_are_put_into_blocks_and_tiles_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     x = gaussian() + 0.5
-    monkeypatch.setattr(likeness, "SAMPLE_ROWS", size)
-    monkeypatch.setattr(likeness, "ROWS", 5)
+    monkeypatch.setattr(uses_module, "SAMPLE_ROWS", size)
+    monkeypatch.setattr(uses_module, "ROWS", 5)
     check(run(x), x, samples())
 
 

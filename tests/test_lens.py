@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple
 from typing import Any
 
 import dask.array as da
@@ -70,7 +69,7 @@ def naive(states: np.ndarray, words: np.ndarray, rare: np.ndarray, head: Head) -
 
 
 def agree(one: LensSums, other: LensSums) -> None:
-    for found, expected in zip(astuple(one), astuple(other), strict=True):
+    for found, expected in zip(one, other, strict=True):
         np.testing.assert_allclose(found, expected, rtol=2e-6, atol=2e-5)
 
 

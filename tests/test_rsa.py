@@ -20,7 +20,7 @@ from workspaces import PEOPLE
 import bertvision
 from bertvision.errors import InputError, NonFiniteError, ProvenanceError
 from bertvision.featurestore.split import ActivationSplit
-from bertvision.pipelines.analysis import cosines
+from bertvision.pipelines.analysis import rsa as rsa_module
 from bertvision.pipelines.analysis.rsa import Paired, RsaResult
 from bertvision.pipelines.analysis.rsa import rsa_of_arrays as rsa
 from bertvision.pipelines.analysis.sides import joined_rows
@@ -74,7 +74,7 @@ def by_token(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def test_both_variants_equal_scipy_on_all_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cosines, "ROWS", 24)
+    monkeypatch.setattr(rsa_module, "ROWS", 24)
     x, y = related()
     found = run(x, y)
     np.testing.assert_allclose(found.of_pairs[0, 0], reference(x, y), atol=1e-6)

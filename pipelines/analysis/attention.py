@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from bertvision.errors import InputError
 from bertvision.pipelines.analysis.moments import Array
 from bertvision.pipelines.analysis.request import Request, Setting
 from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Labels, Numbers
-from bertvision.pipelines.declare import FigurePath, PrecisionOption, Seed, WorkspacePath, job
+from bertvision.pipelines.declare import Kept, PrecisionOption, Seed, job
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.plotting import Chart, HeatMap
 from bertvision.pipelines.progress import progress
@@ -179,6 +179,9 @@ class AttentionResult(AnalysisResult):
 
     kind = "attention"
     heading = "What attention heads look at"
+    titled = (
+        "Attention heads, {name}, {n_windows:,} of {n_available:,} windows, {n_tokens:,} tokens"
+    )
     caption = "By layer: entropy, and the attention head that looks most at each place"
     reading = (
         "Entropy: mean over the layer's heads, in parts of that of looking at all tokens alike. "
@@ -191,6 +194,8 @@ class AttentionResult(AnalysisResult):
         "head gives there; entropy 1 is attention to all tokens alike."
     )
 
+    named = ("name",)
+
     values: Annotated[Array, Axes.of("measures", "layers", "heads")]
     errors: Annotated[Array, Axes.of("measures", "layers", "heads")]
     alike: Annotated[Array, Axes.of("measures")]
@@ -202,11 +207,6 @@ class AttentionResult(AnalysisResult):
     n_available: Count
     n_tokens: Count
     seed: int
-
-    def title(self) -> str:
-        """One line that says what was measured on how much."""
-        windows = f"{self.n_windows:,} of {self.n_available:,} windows"
-        return f"Attention heads, {self.name}, {windows}, {self.n_tokens:,} tokens"
 
     def columns(self) -> list[Column]:
         """Columns for a layer."""
@@ -236,18 +236,9 @@ class AttentionResult(AnalysisResult):
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each head: measures and their standard errors."""
-        made = self.to_json()
-        return [
-            {
-                "name": self.name,
-                "layer": layer,
-                "head": head,
-                **{name: made["values"][k][i][j] for k, name in enumerate(self.measures)},
-                **{f"{name}_se": made["errors"][k][i][j] for k, name in enumerate(self.measures)},
-            }
-            for i, layer in enumerate(self.layers)
-            for j, head in enumerate(self.heads)
-        ]
+        values = dict(zip(self.measures, self.values, strict=True))
+        errors = {f"{k}_se": e for k, e in zip(self.measures, self.errors, strict=True)}
+        return self.listed({"layer": self.layers, "head": self.heads}, values | errors)
 
     def charts(self) -> dict[str, Chart]:
         """A heat map of layer × head for each measure."""
@@ -350,8 +341,7 @@ def attention(
     windows: Annotated[int, Option(ge=0)] = 200,
     precision: PrecisionOption = "auto",
     seed: Seed = 0,
-    plot: FigurePath = None,
-    workspace: WorkspacePath = None,
+    **where: Unpack[Kept],
 ) -> AttentionResult:
     """Measure what each attention head looks at.
 

@@ -24,7 +24,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Unpack
 
 import numpy as np
 from dask.delayed import delayed
@@ -34,21 +34,19 @@ from bertvision.errors import BertvisionWarning, InputError
 from bertvision.pipelines.analysis import kernels
 from bertvision.pipelines.analysis.kernels import FEATURES, Pair, groups, product, wanted_pairs
 from bertvision.pipelines.analysis.layer_maps import LayerByLayer, Matrix
-from bertvision.pipelines.analysis.moments import Array, Block, Moments, layer_slabs
+from bertvision.pipelines.analysis.moments import (
+    Array,
+    Block,
+    Moments,
+    each_merged,
+    each_of,
+    layer_slabs,
+)
 from bertvision.pipelines.analysis.reduce import Blocks, check_finite, sampled_blocks, tree_reduce
 from bertvision.pipelines.analysis.request import Request
 from bertvision.pipelines.analysis.result import Axes, Keeps
 from bertvision.pipelines.analysis.sides import pair
-from bertvision.pipelines.declare import (
-    FigurePath,
-    MaxTokens,
-    OtherWorkspace,
-    SchedulerName,
-    Seed,
-    StorePath,
-    WorkspacePath,
-    job,
-)
+from bertvision.pipelines.declare import MaxTokens, OnDask, OtherWorkspace, Seed, job
 from bertvision.pipelines.reading import Tag, parse_tag
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.scheduler import compute, map_here, use_scheduler
@@ -57,6 +55,7 @@ if TYPE_CHECKING:
     import dask.array as da
 
 
+_moments = partial(each_of, partial(Moments.of, covariance=True))
 NULL = 1e-12
 """A direction with less variance than this part of the largest is none."""
 
@@ -260,7 +259,7 @@ def cca_of_arrays(
         warnings.warn(too_few(tokens, hidden), BertvisionWarning, stacklevel=2)
     with use_scheduler(scheduler, "cca"):
         blocks = sampled_blocks(arrays, max_tokens, seed, FEATURES.rows(tokens), places)
-        moments: list[Moments] = compute(tree_reduce(blocks, _moments, _merge))
+        moments: list[Moments] = compute(tree_reduce(blocks, _moments, each_merged))
         sides = map_here(lambda m: Whitening.of(m, keep, ridge), moments)
         pwcca, svcca = _correlations(blocks, sides, moments[0].n)
     return CcaResult(
@@ -284,11 +283,12 @@ def cca_of_arrays(
 def _correlations(blocks: Blocks, sides: Sequence[Whitening], n: int) -> tuple[Array, Array]:
     """PWCCA and SVCCA, (layers_x, layers_y) each."""
     shapes = [side.mean.shape for side in sides]
-    delayed_sides = [
-        delayed(side) for side in sides
-    ]  # one object in the graph, not one in each task
+    delayed_sides = list(map(delayed, sides))  # one object in the graph, not one in each task
     whitened: Blocks = [
-        tuple(delayed(_apply)(side, part) for side, part in zip(delayed_sides, block, strict=True))
+        tuple(
+            delayed(Whitening.apply)(side, part)
+            for side, part in zip(delayed_sides, block, strict=True)
+        )
         for block in blocks
     ]
     last = len(sides) - 1
@@ -337,21 +337,6 @@ def _pwcca(m: Array, x: WhiteLayer, y: WhiteLayer) -> float:
     return float(correlations @ weights / weights.sum())
 
 
-def _moments(*blocks: Block) -> list[Moments]:
-    partial = [Moments.empty(*block.shape[1:], covariance=True) for block in blocks]
-    for moments, block in zip(partial, blocks, strict=True):
-        moments.add(block)
-    return partial
-
-
-def _merge(one: list[Moments], other: list[Moments]) -> list[Moments]:
-    return [a.merge(b) for a, b in zip(one, other, strict=True)]
-
-
-def _apply(side: Whitening, block: Block) -> NDArray[Any]:
-    return side.apply(block)
-
-
 def _products(*blocks: NDArray[Any], pairs: Sequence[Pair]) -> list[Array]:
     # what came from another worker may begin at any byte, and products of it round otherwise
     z = [np.require(block, requirements=("C", "A")) for block in blocks]
@@ -373,10 +358,7 @@ def cca(
     keep: float = 0.99,
     ridge: float = 1e-6,
     seed: Seed = 0,
-    scheduler: SchedulerName = "threads",
-    plot: FigurePath = None,
-    workspace: WorkspacePath = None,
-    store: StorePath = None,
+    **where: Unpack[OnDask],
 ) -> CcaResult:
     """Compare the layers of two snapshots by SVCCA and PWCCA.
 
@@ -413,7 +395,7 @@ def cca(
             ridge=ridge,
             max_tokens=max_tokens or None,
             seed=seed,
-            scheduler=scheduler,
+            scheduler=request.scheduler,
             **both.told(),
         )
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, ClassVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,21 +13,12 @@ from numpy.typing import NDArray
 from bertvision.errors import InputError
 from bertvision.pipelines.analysis.kernels import Centring, cheaper_form
 from bertvision.pipelines.analysis.layer_maps import LayerByLayer, Matrix
-from bertvision.pipelines.analysis.moments import Block, ChannelMoments
+from bertvision.pipelines.analysis.moments import ChannelMoments, each_merged, each_of
 from bertvision.pipelines.analysis.reduce import sampled_blocks, tree_reduce
 from bertvision.pipelines.analysis.request import Request
 from bertvision.pipelines.analysis.result import Axes, Keeps
 from bertvision.pipelines.analysis.sides import pair
-from bertvision.pipelines.declare import (
-    FigurePath,
-    MaxTokens,
-    OtherWorkspace,
-    SchedulerName,
-    Seed,
-    StorePath,
-    WorkspacePath,
-    job,
-)
+from bertvision.pipelines.declare import MaxTokens, OnDask, OtherWorkspace, Seed, job
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.reading import Tag, parse_tag
 from bertvision.pipelines.records import Count
@@ -134,7 +126,9 @@ def cka_of_arrays(
     form = cheaper_form(tokens, [array.shape[1:] for array in arrays])
     with use_scheduler(scheduler, "cka"):
         blocks = sampled_blocks(arrays, max_tokens, seed, form.rows(tokens), places)
-        moments: list[ChannelMoments] = compute(tree_reduce(blocks, _moments, _merge))
+        moments: list[ChannelMoments] = compute(
+            tree_reduce(blocks, partial(each_of, ChannelMoments.of), each_merged)
+        )
         if moments[0].n < 4:
             raise InputError(f"CKA needs at least 4 tokens; there are {moments[0].n}")
         sides = [Centring.of(m, drop_channels) for m in moments]
@@ -156,14 +150,6 @@ def cka_of_arrays(
     )
 
 
-def _moments(*blocks: Block) -> list[ChannelMoments]:
-    return [ChannelMoments.of(block) for block in blocks]
-
-
-def _merge(one: list[ChannelMoments], other: list[ChannelMoments]) -> list[ChannelMoments]:
-    return [a.merge(b) for a, b in zip(one, other, strict=True)]
-
-
 @job
 def cka(
     first: Tag,
@@ -174,10 +160,7 @@ def cka(
     max_tokens: MaxTokens = 20_000,
     biased: Annotated[bool, Option(apart=True)] = False,
     seed: Seed = 0,
-    scheduler: SchedulerName = "threads",
-    plot: FigurePath = None,
-    workspace: WorkspacePath = None,
-    store: StorePath = None,
+    **where: Unpack[OnDask],
 ) -> CkaResult:
     """Compare the layers of two snapshots by linear CKA.
 
@@ -212,7 +195,7 @@ def cka(
             unbiased=not biased,
             max_tokens=max_tokens or None,
             seed=seed,
-            scheduler=scheduler,
+            scheduler=request.scheduler,
             **both.told(),
         )
 

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple, Unpack, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,8 +32,8 @@ from bertvision.pipelines.analysis.cloze_items import (
 from bertvision.pipelines.analysis.lens import Decoder, Floats, mlm_head
 from bertvision.pipelines.analysis.moments import Array
 from bertvision.pipelines.analysis.request import Request, Setting
-from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Labels
-from bertvision.pipelines.declare import FigurePath, Resamples, Seed, WorkspacePath, job
+from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Labels, Variable
+from bertvision.pipelines.declare import Kept, Resamples, Seed, job
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.plotting import Chart, points
 from bertvision.pipelines.reading import StrPath, Tag, parse_tag
@@ -102,6 +102,23 @@ class ClozeResult(AnalysisResult):
     )
     seen = "A row for each group: P@1 with its interval, beside guessing and the controls."
 
+    named = ("name", "model")
+    variables = {
+        "items": Variable("group", "items", kind="count", field="n_items"),
+        "candidates": Variable("group", "candidates", 0, field="n_candidates"),
+        "p1": Variable("group", "P@1", 3, interval=True),
+        "p1_low": Variable("group"),
+        "p1_high": Variable("group"),
+        "pk": Variable("group", "P@k", 3),
+        "mrr": Variable("group", "MRR", 3),
+        "chance": Variable("group", "guessing", 3),
+        "majority": Variable("group", "commonest answer", 3),
+        "shuffled": Variable("group", "shuffled", 3),
+        "negated": Variable("group", "negated", 3),
+        "negated_same": Variable("group", "same", 3),
+        "negated_items": Variable("group", field="n_negated"),
+    }
+
     p1: OfGroups
     p1_low: OfGroups
     p1_high: OfGroups
@@ -131,37 +148,8 @@ class ClozeResult(AnalysisResult):
     def columns(self) -> list[Column]:
         """The columns of a group; controls that no item has are left out."""
         rows = self.rows()
-        columns = [
-            Column("group", "group", "text"),
-            Column("items", "items", "count"),
-            Column("candidates", "candidates", digits=0),
-            Column("p1", "P@1", digits=3, interval=True),
-            Column("pk", f"P@{self.k}", digits=3),
-            Column("mrr", "MRR", digits=3),
-            Column("chance", "guessing", digits=3),
-            Column("majority", "commonest answer", digits=3),
-            Column("shuffled", "shuffled", digits=3),
-            Column("negated", "negated", digits=3),
-            Column("negated_same", "same", digits=3),
-        ]
-        return [c for c in columns if any(row[c.key] is not None for row in rows)]
-
-    def rows(self) -> list[dict[str, Any]]:
-        """A row for each group, as ``--csv`` writes them; NaN becomes None."""
-        values = self.to_json()
-        shares = ("p1", "p1_low", "p1_high", "pk", "mrr", "chance", "majority", "shuffled")
-        return [
-            {
-                "name": self.name,
-                "model": self.model,
-                "group": group,
-                "items": self.n_items[i],
-                "candidates": values["n_candidates"][i],
-                **{key: values[key][i] for key in (*shares, "negated", "negated_same")},
-                "negated_items": self.n_negated[i],
-            }
-            for i, group in enumerate(self.groups)
-        ]
+        there = [c for c in super().columns() if any(row[c.key] is not None for row in rows)]
+        return [replace(c, label=f"P@{self.k}") if c.key == "pk" else c for c in there]
 
     def remarks(self) -> list[str]:
         """Facts about the model, and the items that were left out."""
@@ -190,8 +178,7 @@ def cloze(
     k: Annotated[int, Option(ge=2)] = 10,
     resamples: Resamples = 10_000,
     seed: Seed = 0,
-    plot: FigurePath = None,
-    workspace: WorkspacePath = None,
+    **where: Unpack[Kept],
 ) -> ClozeResult:
     """Ask the encoder for masked words, facts or verbs.
 

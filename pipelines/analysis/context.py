@@ -16,12 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Unpack
 
 import numpy as np
 
 from bertvision.errors import InputError
-from bertvision.pipelines.analysis.likeness import Groups, alike, common, separation
 from bertvision.pipelines.analysis.moments import Array
 from bertvision.pipelines.analysis.reduce import hold
 from bertvision.pipelines.analysis.request import Request
@@ -29,21 +28,18 @@ from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Keeps, La
 from bertvision.pipelines.analysis.sides import in_order, joined_rows
 from bertvision.pipelines.analysis.uses import (
     CONTEXTS,
+    Groups,
     Rows,
     Uses,
     Vocabulary,
+    alike,
+    common,
     sample_positions,
     sample_uses,
     sample_windows,
+    separation,
 )
-from bertvision.pipelines.declare import (
-    FigurePath,
-    SchedulerName,
-    Seed,
-    StorePath,
-    WorkspacePath,
-    job,
-)
+from bertvision.pipelines.declare import OnDask, Seed, job
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.plotting import Chart, curves
 from bertvision.pipelines.reading import Tags, parse_tags
@@ -166,24 +162,16 @@ class ContextResult(AnalysisResult):
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each snapshot and layer, as ``--csv`` writes them; NaN becomes None."""
-        values = {name: getattr(self, name) for name in _MEASURED} | self.adjusted()
-        return [
-            {"snapshot": snapshot, "layer": layer}
-            | {name: _number(value[k, i]) for name, value in values.items()}
-            | {
-                f"position_{p}": _number(self.by_position[k, j, i])
-                for j, p in enumerate(self.positions)
-            }
-            for k, snapshot in enumerate(self.snapshots)
-            for i, layer in enumerate(self.layers)
-        ]
+        measured = {name: getattr(self, name) for name in _MEASURED} | self.adjusted()
+        positions = zip(self.positions, self.by_position.swapaxes(0, 1), strict=True)
+        labels = {"snapshot": self.snapshots, "layer": self.layers}
+        return self.listed(labels, measured | {f"position_{p}": x for p, x in positions})
 
     def shown(self) -> list[dict[str, Any]]:
         """The rows, with neighbours in per cent."""
-        rows = []
-        for row in self.rows():
-            nearest = row["nearest"]
-            rows.append(row | {"percent": None if nearest is None else 100 * nearest})
+        rows = self.rows()
+        for row in rows:
+            row["percent"] = row["nearest"] and 100 * row["nearest"]
         return rows
 
     def columns(self) -> list[Column]:
@@ -258,10 +246,6 @@ _PANELS: dict[str, tuple[str, str]] = {
     "nearest": ("Nearest is the same word", "share of uses"),
     "margin": ("Nearest of the same word less nearest other", "cosine − cosine"),
 }
-
-
-def _number(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
 
 
 class Samples(NamedTuple):
@@ -399,10 +383,7 @@ def context(
     tokens: Annotated[int, Option(ge=10)] = 5_000,
     uses: Annotated[int, Option(ge=2)] = 20,
     seed: Seed = 0,
-    scheduler: SchedulerName = "threads",
-    plot: FigurePath = None,
-    workspace: WorkspacePath = None,
-    store: StorePath = None,
+    **where: Unpack[OnDask],
 ) -> ContextResult:
     """Measure how much of a token's state is its context.
 
@@ -452,7 +433,7 @@ def context(
             {str(x.tag): x.dask() for x in splits},
             samples,
             rows=dict(zip(map(str, request.tags), joined_rows(splits), strict=True)),
-            scheduler=scheduler,
+            scheduler=request.scheduler,
             name=split,
             layers=first.record.layers,
             seed=seed,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from bertvision.models import Kind
 from bertvision.pipelines.analysis.moments import Array
 from bertvision.pipelines.analysis.request import Request, Setting
 from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Labels, Numbers
-from bertvision.pipelines.declare import FigurePath, StorePath, WorkspacePath, job
+from bertvision.pipelines.declare import FromStore, job
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.plotting import Chart, curves
 from bertvision.pipelines.reading import Names, Tag, parse_names, parse_tag
@@ -308,9 +308,7 @@ def exits(
     split: str = "dev",
     criterion: Names | None = None,
     tolerance: Annotated[float | None, Option(ge=0, apart=True)] = None,
-    plot: FigurePath = None,
-    workspace: WorkspacePath = None,
-    store: StorePath = None,
+    **where: Unpack[FromStore],
 ) -> ExitsResult:
     """Measure what leaving the encoder early saves and costs.
 

@@ -19,7 +19,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+from itertools import product
+from operator import attrgetter
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Unpack
 
 import numpy as np
 from dask.delayed import delayed
@@ -27,7 +29,7 @@ from numpy.typing import NDArray
 
 from bertvision.errors import InputError
 from bertvision.pipelines.analysis.channel_partition import Bases, Partition, merged
-from bertvision.pipelines.analysis.moments import Array, Block, Moments
+from bertvision.pipelines.analysis.moments import Array, Moments
 from bertvision.pipelines.analysis.reduce import (
     Blocks,
     aligned_blocks,
@@ -39,21 +41,12 @@ from bertvision.pipelines.analysis.reduce import (
 )
 from bertvision.pipelines.analysis.request import Request
 from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Keeps, Labels, Numbers
-from bertvision.pipelines.declare import (
-    FigurePath,
-    MaxTokens,
-    SchedulerName,
-    Seed,
-    StorePath,
-    WorkspacePath,
-    job,
-)
+from bertvision.pipelines.declare import MaxTokens, OnDask, Seed, job
 from bertvision.pipelines.plotting import LAYER, Chart, Curves, Series, curves
 from bertvision.pipelines.reading import Tags, parse_tags
 from bertvision.pipelines.records import Count
-from bertvision.pipelines.results.columns import Column, table_of
+from bertvision.pipelines.results.columns import Column, grouped
 from bertvision.pipelines.scheduler import compute, map_here, use_scheduler
-from bertvision.pipelines.text import fill
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -318,27 +311,24 @@ class IsotropyResult(AnalysisResult):
             "--store to measure them.",
         ]
 
-    def _places(self) -> Iterator[tuple[int, int, int]]:
-        for k in range(len(self.snapshots)):
-            for j in range(len(self.sets)):
-                yield from ((k, j, i) for i in range(len(self.layers)))
+    def _places(self) -> Iterator[tuple[int, ...]]:
+        return product(*(range(len(x)) for x in (self.snapshots, self.sets, self.layers)))
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each snapshot, set and layer, as ``--csv`` writes them; NaN becomes None."""
-        values, rows = self.to_json(), []
-        plain = [name for name in _OF_LAYERS if name != "outlier_channels"]
-        for k, j, i in self._places():
-            row = {"snapshot": self.snapshots[k], "set": self.sets[j], "layer": self.layers[i]}
-            row |= {name: values[name][k][j][i] for name in plain}
-            shares = zip(self.components, values["explained_variance"][k][j][i], strict=True)
-            row |= {f"explained_variance_{c}": share for c, share in shares}
-            for name in ("sd", "gamma"):
-                parts = zip(self.quantiles, values[name][k][j][i], strict=True)
-                row |= {f"{name}_{_NAMES.get(q, f'q{q:g}')}": value for q, value in parts}
-            new, gone = self.moved(k, j, i)
-            row["is_rounded"] = self.is_rounded(k, j, i)
-            row["outlier_channels"] = values["outlier_channels"][k][j][i]
-            rows.append(row | {"new_outliers": new, "gone_outliers": gone})
+        values = {name: getattr(self, name) for name in _OF_LAYERS}
+        shares = np.moveaxis(self.explained_variance, -1, 0)
+        values |= {
+            f"explained_variance_{c}": x for c, x in zip(self.components, shares, strict=True)
+        }
+        for name in ("sd", "gamma"):
+            parts = zip(self.quantiles, np.moveaxis(getattr(self, name), -1, 0), strict=True)
+            values |= {f"{name}_{_NAMES.get(q, f'q{q:g}')}": part for q, part in parts}
+        values |= {"is_rounded": self.rounding > ROUNDED, "outlier_channels": self.outlier_channels}
+        labels = {"snapshot": self.snapshots, "set": self.sets, "layer": self.layers}
+        rows = self.listed(labels, values)
+        for row, place in zip(rows, self._places(), strict=True):
+            row["new_outliers"], row["gone_outliers"] = self.moved(*place)
         return rows
 
     def shown(self) -> list[dict[str, Any]]:
@@ -385,16 +375,11 @@ class IsotropyResult(AnalysisResult):
             Column("channels", f"outlier channels (> {self.outlier_sd:g} sd)", "text"),
         ]
 
-    def table(self) -> str:
-        """Text for a terminal: a table for each snapshot and set, what does not fit below."""
-        parts, rows = [self.title()], self.shown()
+    def tables(self) -> list[tuple[str, list[Column], list[dict[str, Any]]]]:
+        """A table for each snapshot and set."""
         columns = [Column("layer", "layer", "text"), *self._measures()]
-        for snapshot in self.snapshots:
-            for name in self.sets:
-                own = [row for row in rows if (row["snapshot"], row["set"]) == (snapshot, name)]
-                text = table_of(columns, own, stacked=True)
-                parts.append(f"{snapshot}, {name}\n{text}")
-        return "\n\n".join([*parts, *map(fill, (self.reading, *self.footnotes()))])
+        parts = grouped(self.shown(), lambda row: f"{row['snapshot']}, {row['set']}")
+        return [(name, columns, rows) for name, rows in parts.items()]
 
     def charts(self) -> dict[str, Chart]:
         """A line for each snapshot and set."""
@@ -537,27 +522,20 @@ def isotropy_of_arrays(
     ]
     # what does not vary has nothing left when its mean is taken out, but rounding errors
     varies = np.isfinite(each(lambda one: one.spread.mean_correlation))
-    cosines = [[one.moments.cosine_by_channel() for one in sets] for sets in measured]
-    by_channel = np.array(cosines)
+    by_channel = each(lambda one: one.moments.cosine_by_channel())
     top = by_channel.argmax(axis=-1)
-    bases_removed = hidden - measured[0][0].partition.sum_unit.shape[1]
     return IsotropyResult(
+        **{name: each(attrgetter(f"spread.{name}")) for name in Spread._fields},
         mean_cosine=by_channel.sum(axis=-1),
         mean_norm=each(lambda one: one.moments.sum_norm / one.moments.n),
-        mean_share=each(lambda one: one.spread.mean_share),
         components=tuple(components),
-        explained_variance=each(lambda one: one.spread.explained_variance),
         log_ratio=each(lambda one: one.partition.log_ratio()),
-        removed=bases_removed,
+        removed=hidden - measured[0][0].partition.sum_unit.shape[1],
         corrected_cosine=np.where(
             varies, each(lambda one: one.partition.corrected_cosine()), np.nan
         ),
         corrected_ratio=np.where(varies, each(lambda one: one.partition.corrected_ratio()), np.nan),
         quantiles=QUANTILES,
-        sd=each(lambda one: one.spread.sd),
-        gamma=each(lambda one: one.spread.gamma),
-        mean_correlation=each(lambda one: one.spread.mean_correlation),
-        dominant=each(lambda one: one.spread.dominant),
         top_channel=_tuples(top.tolist()),
         top_cosine=np.take_along_axis(by_channel, top[..., None], axis=-1)[..., 0],
         outlier_channels=_tuples(
@@ -593,7 +571,7 @@ def _blocks(
 
 
 def _measured(blocks: Blocks, states: da.Array, components: Sequence[int]) -> _Measured:
-    leaf = partial(_moments, shape=states.shape[1:])
+    leaf = partial(Moments.of, covariance=True)
     moments = compute(tree_reduce(blocks, leaf, Moments.merge))
     if moments.n < 2:
         raise InputError("isotropy compares vectors; there is only one")
@@ -602,12 +580,6 @@ def _measured(blocks: Blocks, states: da.Array, components: Sequence[int]) -> _M
     shared = delayed(bases)  # one object in the graph, not one in each task
     partition = compute(tree_reduce([(*block, shared) for block in blocks], Partition.of, merged))
     return _Measured(moments, Spread.of(moments, bases.variances, components), partition)
-
-
-def _moments(block: Block, shape: tuple[int, int]) -> Moments:
-    moments = Moments.empty(*shape, covariance=True)
-    moments.add(block)
-    return moments
 
 
 def _tuples(value: Any) -> Any:
@@ -621,10 +593,7 @@ def isotropy(
     split: str = "dev",
     max_tokens: MaxTokens = 20_000,
     seed: Seed = 0,
-    scheduler: SchedulerName = "threads",
-    plot: FigurePath = None,
-    workspace: WorkspacePath = None,
-    store: StorePath = None,
+    **where: Unpack[OnDask],
 ) -> IsotropyResult:
     """Measure how hidden states spread in each layer.
 
@@ -663,7 +632,7 @@ def isotropy(
             first=None if pooled else first,
             max_tokens=max_tokens or None,
             seed=seed,
-            scheduler=scheduler,
+            scheduler=request.scheduler,
             name=split,
             layers=splits[0].record.layers,
             rounding={str(x.tag): [_rounding(x, first=each) for each in sets] for x in splits},

@@ -463,7 +463,8 @@ def _held(
     delayed_sides = [delayed(side) for side in sides]
     centred = [
         tuple(
-            delayed(_centred)(side, part) for side, part in zip(delayed_sides, block, strict=True)
+            delayed(Centring.apply)(side, part)
+            for side, part in zip(delayed_sides, block, strict=True)
         )
         for block in blocks
     ]
@@ -523,10 +524,6 @@ def products_of(*blocks: Block, sides: Sequence[Centring], pairs: Sequence[Pair]
     centred = [side.apply(block) for side, block in zip(sides, blocks, strict=True)]
     products = [product(centred[p.side][:, p.layer], centred[p.other][:, p.layers]) for p in pairs]
     return Products(products, _lengths(*centred, sides=sides))
-
-
-def _centred(side: Centring, block: Block) -> NDArray[Any]:
-    return side.apply(block)
 
 
 def _lengths(*centred: NDArray[Any], sides: Sequence[Centring]) -> Lengths:

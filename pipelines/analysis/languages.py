@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -26,16 +26,16 @@ import numpy.typing as npt
 from bertvision.errors import InputError
 from bertvision.pipelines.analysis.moments import Array
 from bertvision.pipelines.analysis.request import Request
-from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Keeps, Labels, Numbers
-from bertvision.pipelines.declare import (
-    DataSource,
-    FigurePath,
-    PrecisionOption,
-    Seed,
-    StorePath,
-    WorkspacePath,
-    job,
+from bertvision.pipelines.analysis.result import (
+    AnalysisResult,
+    Axes,
+    Keeps,
+    Labels,
+    Numbers,
+    Variable,
 )
+from bertvision.pipelines.declare import DataSource, FromStore, PrecisionOption, Seed, job
+from bertvision.pipelines.files import to_json
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.plotting import Chart, curves
 from bertvision.pipelines.poolings import POOLINGS
@@ -192,6 +192,17 @@ class LanguagesResult(AnalysisResult):
         "variance that lies between groups."
     )
 
+    named = ("name",)
+    variables = {
+        "between": Variable("layer", "between", 3, chart="variance between groups (share)"),
+        "identified": Variable("layer", "identified", 3, chart=""),
+        "identified_centred": Variable("layer", "centred", 3, chart=""),
+        "clusters": Variable("layer", "clusters", 3, chart=""),
+        "clusters_centred": Variable("layer", "centred", 3, chart=""),
+        "retrieved": Variable("layer", "retrieved", 3, chart=""),
+        "retrieved_centred": Variable("layer", "centred", 3, chart=""),
+    }
+
     between: OfLayers
     cosine: Annotated[Array, Axes.of("layers", "groups", "groups")]
     identified: OfLayers
@@ -219,40 +230,15 @@ class LanguagesResult(AnalysisResult):
 
     def columns(self) -> list[Column]:
         """Columns for a layer; retrieval where there are translations."""
-        return [
-            Column("layer", "layer", "text"),
-            Column("between", "between", digits=3),
-            Column("identified", "identified", digits=3),
-            Column("identified_centred", "centred", digits=3),
-            Column("clusters", "clusters", digits=3),
-            Column("clusters_centred", "centred", digits=3),
-            *(
-                [
-                    Column("retrieved", "retrieved", digits=3),
-                    Column("retrieved_centred", "centred", digits=3),
-                ]
-                if self._translated
-                else []
-            ),
-        ]
+        columns = super().columns()
+        return columns if self._translated else columns[:-2]
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each layer, with the cosines of every two centroids."""
-        values = self.to_json()
-        keys = ["between", "identified", "identified_centred", "clusters", "clusters_centred"]
-        keys += ["retrieved", "retrieved_centred"]
+        pairs = [(a, b) for a in range(len(self.groups)) for b in range(a)]
         return [
-            {
-                "name": self.name,
-                "layer": layer,
-                **{key: values[key][i] for key in keys},
-                **{
-                    f"cosine {self.groups[a]} {self.groups[b]}": values["cosine"][i][a][b]
-                    for a in range(len(self.groups))
-                    for b in range(a)
-                },
-            }
-            for i, layer in enumerate(self.layers)
+            row | {f"cosine {self.groups[a]} {self.groups[b]}": cosine[a][b] for a, b in pairs}
+            for row, cosine in zip(super().rows(), to_json(self.cosine), strict=True)
         ]
 
     def remarks(self) -> list[str]:
@@ -280,8 +266,7 @@ class LanguagesResult(AnalysisResult):
             key: curves(both[key], key, label, by=["texts"], levels=levels.get(key))
             for key, label in told.items()
         }
-        charts["between"] = curves(rows, "between", "variance between groups (share)", by=["name"])
-        return charts
+        return charts | super().charts()
 
 
 FEWEST = 10
@@ -415,9 +400,7 @@ def languages(
     translations: Annotated[bool, Option(apart=True)] = False,
     precision: PrecisionOption = "auto",
     seed: Seed = 0,
-    plot: FigurePath = None,
-    workspace: WorkspacePath = None,
-    store: StorePath = None,
+    **where: Unpack[FromStore],
 ) -> LanguagesResult:
     """Measure how far apart languages, or groups of texts, lie.
 

@@ -11,8 +11,7 @@ from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Numbers
 from bertvision.pipelines.files import to_json
 from bertvision.pipelines.plotting import Chart, HeatMap, curves
 from bertvision.pipelines.records import Count
-from bertvision.pipelines.results.columns import Column, table_of
-from bertvision.pipelines.text import fill
+from bertvision.pipelines.results.columns import Column
 
 Matrix = Annotated[Array, Axes.of("layers_x", "layers_y")]
 
@@ -31,6 +30,7 @@ class LayerByLayer(AnalysisResult):
         seed: of the sample of tokens.
     """
 
+    named = ("x", "y")
     quantity: ClassVar[str]
     """Name of the values, on their scale of colours."""
 
@@ -69,28 +69,15 @@ class LayerByLayer(AnalysisResult):
                 line |= {f"{name}_{j}": value for j, value in pairs}
         return lines
 
-    def table(self) -> str:
-        """Text for a terminal: for each measure a row per layer of x, a column per layer of y."""
-        parts, rows = [self.title()], self.shown()
-        for name, label in self.measures().items():
-            text = table_of(self._columns(name), rows, stacked=True)
-            parts.append(f"{label}\n{text}")
-        return "\n\n".join([*parts, fill(self.reading), *map(fill, self.footnotes())])
+    def tables(self) -> list[tuple[str, list[Column], list[dict[str, Any]]]]:
+        """For each measure a row per layer of x, a column per layer of y."""
+        rows = self.shown()
+        return [(label, self._columns(name), rows) for name, label in self.measures().items()]
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each pair of layers, as ``--csv`` writes them; NaN becomes None."""
-        values = {name: to_json(getattr(self, name)) for name in self.measures()}
-        return [
-            {
-                "x": self.x,
-                "y": self.y,
-                "layer_x": layer_x,
-                "layer_y": layer_y,
-                **{name: value[i][j] for name, value in values.items()},
-            }
-            for i, layer_x in enumerate(self.layers_x)
-            for j, layer_y in enumerate(self.layers_y)
-        ]
+        labels = {"layer_x": self.layers_x, "layer_y": self.layers_y}
+        return self.listed(labels, {name: getattr(self, name) for name in self.measures()})
 
     def charts(self) -> dict[str, Chart]:
         """A heat map for each measure, and each measure of the layers of the same number."""

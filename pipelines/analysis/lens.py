@@ -17,7 +17,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, cast
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, Unpack, cast
 
 import numpy as np
 from dask.delayed import delayed
@@ -33,22 +33,12 @@ from bertvision.pipelines.analysis.reduce import (
     tree_reduce,
 )
 from bertvision.pipelines.analysis.request import Request, Setting
-from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Numbers
-from bertvision.pipelines.declare import (
-    FigurePath,
-    MaxTokens,
-    SchedulerName,
-    Seed,
-    StorePath,
-    WorkspacePath,
-    job,
-)
+from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Numbers, Variable
+from bertvision.pipelines.declare import MaxTokens, OnDask, Seed, job
 from bertvision.pipelines.options import Option
-from bertvision.pipelines.plotting import Chart, curves
 from bertvision.pipelines.reading import Tag, parse_tag
 from bertvision.pipelines.readouts.options import LensOptions
 from bertvision.pipelines.records import Count
-from bertvision.pipelines.results.columns import Column
 from bertvision.pipelines.scheduler import compute, use_scheduler
 from bertvision.pipelines.workspace.workspace import Workspace
 
@@ -92,6 +82,7 @@ class LensResult(AnalysisResult):
 
     kind = "lens"
     heading = "The word that a state gives (lens)"
+    titled = "Lens, {name}, {head}, {n_tokens:,} of {n_available:,} tokens"
     caption = "Reading the word of each token from its state in every layer"
     reading = (
         "No token was masked: the encoder saw each word that is asked for. So the numbers say how "
@@ -105,6 +96,15 @@ class LensResult(AnalysisResult):
         "Panels over the layers: how often the token's own word comes first, of all words and of "
         "rare ones, its mean 1 / rank and log-probability, and the divergence from the last layer."
     )
+
+    named = ("name", "head")
+    variables = {
+        "top1": Variable("layer", "top-1", 3, chart="top-1 (share of tokens)"),
+        "top1_rare": Variable("layer", "of rare words", 3, chart="top-1 (share of rare words)"),
+        "mrr": Variable("layer", "MRR", 3, chart="mean 1 / rank of the own word"),
+        "log_p": Variable("layer", "log p", chart="log p of the own word (nats)"),
+        "kl": Variable("layer", "KL to the last", chart="KL to the last layer (nats)"),
+    }
 
     top1: OfLayers
     top1_rare: OfLayers
@@ -123,36 +123,6 @@ class LensResult(AnalysisResult):
     unigram_log_p: float
     seed: int
 
-    def title(self) -> str:
-        """One line that says what was measured on how much."""
-        tokens_text = f"{self.n_tokens:,} of {self.n_available:,} tokens"
-        return f"Lens, {self.name}, {self.head}, {tokens_text}"
-
-    def columns(self) -> list[Column]:
-        """The columns of a layer."""
-        return [
-            Column("layer", "layer", "text"),
-            Column("top1", "top-1", digits=3),
-            Column("top1_rare", "of rare words", digits=3),
-            Column("mrr", "MRR", digits=3),
-            Column("log_p", "log p", digits=2),
-            Column("kl", "KL to the last", digits=2),
-        ]
-
-    def rows(self) -> list[dict[str, Any]]:
-        """A row for each layer, as ``--csv`` writes them; NaN becomes None."""
-        values = self.to_json()
-        keys = ("top1", "top1_rare", "mrr", "log_p", "kl")
-        return [
-            {
-                "name": self.name,
-                "head": self.head,
-                "layer": layer,
-                **{key: values[key][i] for key in keys},
-            }
-            for i, layer in enumerate(self.layers)
-        ]
-
     def remarks(self) -> list[str]:
         """The head, and what one scores who looks at no state."""
         return [
@@ -162,17 +132,11 @@ class LensResult(AnalysisResult):
             f"{self.unigram_log_p:.2f}.".replace("-", "−").replace("top−1", "top-1"),
         ]
 
-    def charts(self) -> dict[str, Chart]:
-        """A line for each measure."""
-        rows, by = self.rows(), ["name", "head"]
-        most = {"most frequent word": self.majority}
-        often = {"by frequency": self.unigram_log_p}
+    def levels(self) -> dict[str, dict[str, float]]:
+        """What one scores who looks at no state."""
         return {
-            "top1": curves(rows, "top1", "top-1 (share of tokens)", by=by, levels=most),
-            "top1_rare": curves(rows, "top1_rare", "top-1 (share of rare words)", by=by),
-            "mrr": curves(rows, "mrr", "mean 1 / rank of the own word", by=by),
-            "log_p": curves(rows, "log_p", "log p of the own word (nats)", by=by, levels=often),
-            "kl": curves(rows, "kl", "KL to the last layer (nats)", by=by),
+            "top1": {"most frequent word": self.majority},
+            "log_p": {"by frequency": self.unigram_log_p},
         }
 
 
@@ -188,10 +152,7 @@ def lens(
     lr: float | None = None,
     max_tokens: MaxTokens = 10_000,
     seed: Seed = 0,
-    scheduler: SchedulerName = "threads",
-    plot: FigurePath = None,
-    workspace: WorkspacePath = None,
-    store: StorePath = None,
+    **where: Unpack[OnDask],
 ) -> LensResult:
     """Read the word of each token from its state in each layer.
 
@@ -275,7 +236,7 @@ def lens(
             special=special,
             max_tokens=max_tokens or None,
             seed=seed,
-            scheduler=scheduler,
+            scheduler=request.scheduler,
             name=x.name,
             head=head,
             note=note,
@@ -436,8 +397,7 @@ class Decoder(Protocol):
         """(vocabulary,) of the layer at ``place``."""
 
 
-@dataclass(frozen=True)
-class LensSums:
+class LensSums(NamedTuple):
     """Sums over tokens; of rare tokens those whose word is rare.
 
     Attributes:
@@ -465,15 +425,8 @@ class LensSums:
 
     def merge(self, other: LensSums) -> LensSums:
         """The sums of the tokens of both."""
-        return LensSums(
-            self.n + other.n,
-            self.n_rare + other.n_rare,
-            self.top1 + other.top1,
-            self.top1_rare + other.top1_rare,
-            self.reciprocal_rank + other.reciprocal_rank,
-            self.log_p + other.log_p,
-            self.kl + other.kl,
-        )
+        pairs: Any = zip(self, other, strict=True)
+        return LensSums(*(a + b for a, b in pairs))
 
 
 def lens_sums(

@@ -7,9 +7,9 @@ called on, ``merge`` returns a new one and leaves both operands alone (Dask may 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,9 +67,9 @@ class ChannelMoments(State):
             moments._absorb(len(slab), mean, np.einsum("nlc,nlc->lc", slab, slab))
         return moments
 
-    def merge(self, other: ChannelMoments) -> ChannelMoments:
+    def merge(self, other: Self) -> Self:
         """The moments of the tokens of both; neither operand changes."""
-        merged = type(self).from_state(self.state())
+        merged = self.from_state(self.state())
         merged._absorb(other.n, other.mean, other.m2)
         return merged
 
@@ -127,6 +127,18 @@ class Moments(ChannelMoments):
             comoment=comoment,
         )
 
+    @classmethod
+    def of(cls, block: Block, *, covariance: bool = False) -> Moments:
+        """The moments of the tokens of a block.
+
+        Args:
+            block: (tokens, layers, hidden) hidden states.
+            covariance: also keep the (hidden × hidden) co-moments of each layer.
+        """
+        moments = cls.empty(*block.shape[1:], covariance=covariance)
+        moments.add(block)
+        return moments
+
     def add(self, block: Block) -> None:
         """Adds the tokens of a block.
 
@@ -160,9 +172,9 @@ class Moments(ChannelMoments):
         self.sum_unit[layer] += inverse @ slab
         self.sum_unit2[layer] += inverse**2 @ squares
 
-    def merge(self, other: Moments) -> Moments:  # type: ignore[override]  # of its own kind
+    def merge(self, other: Self) -> Self:
         """The moments of the tokens of both; neither operand changes."""
-        merged = type(self).from_state(self.state())
+        merged = self.from_state(self.state())
         merged.n_unit += other.n_unit
         merged.sum_norm += other.sum_norm
         merged.sum_unit += other.sum_unit
@@ -199,6 +211,24 @@ class Moments(ChannelMoments):
         with np.errstate(invalid="ignore", divide="ignore"):
             result: Array = (self.sum_unit**2 - self.sum_unit2) / pairs[:, None]
         return result
+
+
+M = TypeVar("M", bound=ChannelMoments)
+
+
+def each_of(of: Callable[[Block], M], *blocks: Block) -> list[M]:
+    """The moments of a block of each side.
+
+    Args:
+        of: Moments of one.
+        *blocks: (tokens, layers, hidden) of each side.
+    """
+    return [of(block) for block in blocks]
+
+
+def each_merged(one: list[M], other: list[M]) -> list[M]:
+    """The moments of the tokens of both, side by side."""
+    return [a.merge(b) for a, b in zip(one, other, strict=True)]
 
 
 def slabs(block: Block) -> Iterator[Array]:

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Unpack
 
 import numpy as np
 
@@ -36,7 +36,7 @@ from bertvision.errors import InputError
 from bertvision.pipelines.analysis.moments import Array
 from bertvision.pipelines.analysis.request import Request
 from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Numbers
-from bertvision.pipelines.declare import FigurePath, PrecisionOption, Seed, WorkspacePath, job
+from bertvision.pipelines.declare import Kept, PrecisionOption, Seed, job
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.plotting import Chart, HeatMap, curves
 from bertvision.pipelines.progress import progress
@@ -207,6 +207,10 @@ class PruningResult(AnalysisResult):
 
     kind = "prune"
     heading = "Which attention heads the encoder needs"
+    titled = (
+        "Pruning of attention heads, {name}, ordered on {n_ranked:,} items, scored on "
+        "{n_scored:,} others"
+    )
     caption = (
         "Score with ever fewer attention heads: the least important masked first, and at random"
     )
@@ -218,6 +222,8 @@ class PruningResult(AnalysisResult):
         "A map of how much the loss rises without each head, and the score over the share of "
         "heads that are left, the least important masked first, beside random orders."
     )
+
+    named = ("name",)
 
     rise: Annotated[Array, Axes.of("layers", "heads")]
     sensitivity: Annotated[Array, Axes.of("layers", "heads")]
@@ -235,11 +241,6 @@ class PruningResult(AnalysisResult):
     n_scored: Count
     seed: int
 
-    def title(self) -> str:
-        """One line that says what was measured on how much."""
-        many = f"ordered on {self.n_ranked:,} items, scored on {self.n_scored:,} others"
-        return f"Pruning of attention heads, {self.name}, {many}"
-
     def columns(self) -> list[Column]:
         """Columns for a point of the curve."""
         metric = METRICS[self.metric].label
@@ -255,32 +256,12 @@ class PruningResult(AnalysisResult):
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each head, then a row for each point of the curve."""
-        of_heads = [
-            {
-                "name": self.name,
-                "layer": layer,
-                "head": head,
-                "rise": float(self.rise[i, j]),
-                "sensitivity": float(self.sensitivity[i, j]),
-            }
-            for i, layer in enumerate(self.layers)
-            for j, head in enumerate(self.heads)
-        ]
-        return of_heads + self._curve()
+        values = {"rise": self.rise, "sensitivity": self.sensitivity}
+        return self.listed({"layer": self.layers, "head": self.heads}, values) + self._curve()
 
     def _curve(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "name": self.name,
-                "left": float(left),
-                self.metric: float(score),
-                "random": float(random),
-                "random_sd": float(sd),
-            }
-            for left, score, random, sd in zip(
-                self.left, self.score, self.random, self.random_sd, strict=True
-            )
-        ]
+        values = {self.metric: self.score, "random": self.random, "random_sd": self.random_sd}
+        return self.listed({"left": self.left.tolist()}, values)
 
     def remarks(self) -> list[str]:
         """The heads that matter most, and how many do not."""
@@ -545,8 +526,7 @@ def prune(
     orders: Annotated[int, Option(ge=2)] = 3,
     precision: PrecisionOption = "auto",
     seed: Seed = 0,
-    plot: FigurePath = None,
-    workspace: WorkspacePath = None,
+    **where: Unpack[Kept],
 ) -> PruningResult:
     """Mask attention heads, and measure what the encoder loses.
 

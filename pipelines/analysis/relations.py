@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +30,8 @@ from bertvision.pipelines.analysis.attention import (
 )
 from bertvision.pipelines.analysis.moments import Array
 from bertvision.pipelines.analysis.request import Request
-from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Labels
-from bertvision.pipelines.declare import FigurePath, PrecisionOption, Seed, WorkspacePath, job
+from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Labels, Variable
+from bertvision.pipelines.declare import Kept, PrecisionOption, Seed, job
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.plotting import Chart, points
 from bertvision.pipelines.reading import StrPath, Tag, parse_tag, text_of
@@ -75,6 +75,10 @@ class RelationsResult(AnalysisResult):
 
     kind = "relations"
     heading = "Attention heads that follow a dependency relation"
+    titled = (
+        "Dependency relations, {name}, chosen on {n_chosen:,} sentences, scored on {n_scored:,} "
+        "others"
+    )
     caption = "By relation: the best attention head, and the best fixed offset"
     reading = (
         "Accuracy: how often the word that a word looks at most is its head, or it the head's; the "
@@ -83,6 +87,20 @@ class RelationsResult(AnalysisResult):
         "the best of many heads was taken."
     )
     seen = "For each relation: how often the best attention head is right, and the best offset."
+
+    named = ("name",)
+    variables = {
+        "examples": Variable("relation", "examples", kind="count"),
+        "layer": Variable("relation", field="layers"),
+        "head": Variable("relation", field="heads"),
+        "direction": Variable("relation", "looks", kind="text", field="directions"),
+        "accuracy": Variable("relation", "accuracy (%)", 1),
+        "offset": Variable("relation", "offset", kind="text", field="offsets"),
+        "by_offset": Variable("relation", "by offset (%)", 1),
+        "ahead": Variable("relation", "ahead (95 %)", 1, interval=True),
+        "ahead_low": Variable("relation", field="low"),
+        "ahead_high": Variable("relation", field="high"),
+    }
 
     relations: Labels
     examples: Annotated[tuple[Count, ...], Axes.of("relations")]
@@ -102,23 +120,15 @@ class RelationsResult(AnalysisResult):
     n_cut: Count
     seed: int
 
-    def title(self) -> str:
-        """One line that says what was measured on how much."""
-        many = f"chosen on {self.n_chosen:,} sentences, scored on {self.n_scored:,} others"
-        return f"Dependency relations, {self.name}, {many}"
+    @property
+    def ahead(self) -> Array:
+        """(relations,) by how much the attention head is better than the offset."""
+        return self.accuracy - self.by_offset
 
     def columns(self) -> list[Column]:
-        """Columns for a relation."""
-        return [
-            Column("relation", "relation", "text"),
-            Column("examples", "examples", "count"),
-            Column("attention_head", "layer.head", "text"),
-            Column("direction", "looks", "text"),
-            Column("accuracy", "accuracy (%)"),
-            Column("offset", "offset", "text"),
-            Column("by_offset", "by offset (%)"),
-            Column("ahead", "ahead (95 %)", interval=True),
-        ]
+        """Columns for a relation; the attention head as ``layer.head``."""
+        columns = super().columns()
+        return [*columns[:2], Column("attention_head", "layer.head", "text"), *columns[2:]]
 
     def shown(self) -> list[dict[str, Any]]:
         """The rows in per cent, a head as ``layer.head``."""
@@ -133,26 +143,6 @@ class RelationsResult(AnalysisResult):
                 },
             }
             for row in self.rows()
-        ]
-
-    def rows(self) -> list[dict[str, Any]]:
-        """A row for each relation."""
-        return [
-            {
-                "name": self.name,
-                "relation": relation,
-                "examples": self.examples[i],
-                "layer": self.layers[i],
-                "head": self.heads[i],
-                "direction": self.directions[i],
-                "accuracy": float(self.accuracy[i]),
-                "offset": self.offsets[i],
-                "by_offset": float(self.by_offset[i]),
-                "ahead": float(self.accuracy[i] - self.by_offset[i]),
-                "ahead_low": float(self.low[i]),
-                "ahead_high": float(self.high[i]),
-            }
-            for i, relation in enumerate(self.relations)
         ]
 
     def remarks(self) -> list[str]:
@@ -289,18 +279,18 @@ def relations_of_maps(
             "sentences"
         )
     random = np.random.default_rng(seed)
-    rows = [_scored(scored[r], sentences, random) for r in enough]
+    rows = np.array([_scored(scored[r], sentences, random) for r in enough])
     return RelationsResult(
         relations=tuple(enough),
         examples=tuple(len(scored[r]) for r in enough),
         layers=tuple(best[r][1] + 1 for r in enough),
         heads=tuple(best[r][2] + 1 for r in enough),
         directions=tuple(DIRECTIONS[best[r][0]] for r in enough),
-        accuracy=np.array([row[0] for row in rows]),
+        accuracy=rows[:, 0],
         offsets=tuple(offset[r] for r in enough),
-        by_offset=np.array([row[1] for row in rows]),
-        low=np.array([row[2] for row in rows]),
-        high=np.array([row[3] for row in rows]),
+        by_offset=rows[:, 1],
+        low=rows[:, 2],
+        high=rows[:, 3],
         few=tuple(few),
         few_examples=tuple(few.values()),
         name=name,
@@ -345,8 +335,7 @@ def relations(
     sentences: Annotated[int, Option(ge=0)] = 1_000,
     precision: PrecisionOption = "auto",
     seed: Seed = 0,
-    plot: FigurePath = None,
-    workspace: WorkspacePath = None,
+    **where: Unpack[Kept],
 ) -> RelationsResult:
     """Find attention heads that follow dependency relations.
 

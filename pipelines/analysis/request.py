@@ -163,13 +163,14 @@ class Request:
 
         Args:
             job: The job.
-            given: Values of its arguments, by name.
+            given: Values of its arguments, by name; those that jobs share as ``where``.
             names: Argument that names the splits, or the data sets.
 
         Raises:
             WorkspaceError: There is no workspace.
             InputError: The figure is no SVG file, or the scheduler does not answer.
         """
+        given = {**given, **given.get("where", {})}
         self.kind = job.__name__
         self._plot = given.get("plot")
         if self._plot is not None:

@@ -10,11 +10,11 @@ each field is, and `Axes` along what; what is read from a disk is checked agains
 from __future__ import annotations
 
 import json
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
-from functools import cache
+from functools import cache, reduce
+from operator import getitem
 from pathlib import Path
 from typing import (
     TYPE_CHECKING,
@@ -47,13 +47,12 @@ from bertvision.pipelines.files import to_json
 from bertvision.pipelines.measurements import read_current
 from bertvision.pipelines.plotting import Chart, Figure, Plotted, curves, figure
 from bertvision.pipelines.records import Count, Record, read_record
-from bertvision.pipelines.results.columns import Column, latex_of, markdown_of, table_of
-from bertvision.pipelines.text import fill, html_of
+from bertvision.pipelines.results.columns import Column, Kind, latex_of, markdown_of, table_of
+from bertvision.pipelines.text import Displayed, fill
 from bertvision.pipelines.workspace.config import Tag
 from bertvision.pipelines.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
-    import pandas as pd
     import xarray as xr
 
 
@@ -183,7 +182,31 @@ Keeps = Mapping[str, Kept]
 """Accuracy of an analysis on tokens by lossy encoding; ``unmeasured`` where it is missing."""
 
 
-class AnalysisResult(Plotted):
+class Variable(NamedTuple):
+    """A variable of a result, its column and its chart.
+
+    Attributes:
+        dims: Names of its axes, apart by a space; of a dataclass its fields are the plural.
+        label: Header of its column, and name of its values in charts; without one it has no column.
+        digits: Decimals in tables.
+        sd: Whether the variable ``<name>_sd`` holds a standard deviation of it.
+        kind: How the values of its column are written.
+        interval: Whether its column shows ``<name>_low`` and ``<name>_high`` too.
+        chart: Name of its values in charts, where that is another; empty for no chart.
+        field: Field of a dataclass that holds it, where that is called otherwise.
+    """
+
+    dims: str
+    label: str = ""
+    digits: int = 2
+    sd: bool = False
+    kind: Kind = "number"
+    interval: bool = False
+    chart: str | None = None
+    field: str = ""
+
+
+class AnalysisResult(Plotted, Displayed):
     """Base of results, which are frozen dataclasses of numbers, texts, tuples and float64 arrays.
 
     A subclass is read as its class attributes say, and its fields are its JSON. Arrays, and tuples
@@ -200,21 +223,75 @@ class AnalysisResult(Plotted):
     """How its columns are to be read: below the table, and above the section of the report."""
     seen: ClassVar[str]
     """Sentence on what its figure shows."""
+    variables: ClassVar[Mapping[str, Variable]] = {}
+    """Its variables by their keys in rows, in the order of the columns."""
+    named: ClassVar[tuple[str, ...]] = ()
+    """Fields with which every row begins."""
     keeps: ClassVar[Keeps] = {}
     noted: ClassVar[tuple[str, ...]] = ()
     """Sentences on the encodings of the splits that were read, where they change what is told."""
 
-    @abstractmethod
+    titled: ClassVar[str] = ""
+    """Title, with fields in braces, where `title` says nothing else."""
+
     def title(self) -> str:
         """One line that says what was measured on how much."""
+        return self.titled.format(**vars(self))
 
-    @abstractmethod
     def rows(self) -> list[dict[str, Any]]:
-        """Rows as ``--csv`` writes them; NaN is None."""
+        """Rows as ``--csv`` writes them, one for each combination of coordinates; NaN is None."""
+        labels = {dim: getattr(self, f"{dim}s") for dim in self._dims()}
+        values = {key: getattr(self, v.field or key) for key, v in self.variables.items()}
+        return self.listed(labels, values)
 
-    @abstractmethod
+    def listed(
+        self, labels: Mapping[str, Sequence[Any]], values: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
+        """A row for each combination of labels, with the values that stand there.
+
+        Args:
+            labels: By key the labels of each axis, from the outermost.
+            values: By key an array, or tuples in one another, with these axes.
+        """
+        same = {name: getattr(self, name) for name in self.named}
+        plain = {key: _plain(value) for key, value in values.items()}
+        rows = []
+        for place in np.ndindex(*map(len, labels.values())):
+            names = zip(labels.items(), place, strict=True)
+            row = same | {key: labels_of_axis[i] for (key, labels_of_axis), i in names}
+            rows.append(row | {key: reduce(getitem, place, value) for key, value in plain.items()})
+        return rows
+
+    def _dims(self) -> Sequence[str]:
+        """The axes of all variables together."""
+        return next(iter(self.variables.values())).dims.split()
+
     def columns(self) -> list[Column]:
-        """Columns of `shown`, the one that heads its row first."""
+        """Columns of `shown`, the one that heads its row first: coordinates, then variables."""
+        return [
+            *(Column(dim, dim, "text") for dim in self._dims()),
+            *(
+                Column(key, v.label, v.kind, digits=v.digits, sd=v.sd, interval=v.interval)
+                for key, v in self.variables.items()
+                if v.label
+            ),
+        ]
+
+    def levels(self) -> Mapping[str, Mapping[str, float]]:
+        """Level lines of charts by variable, and by their names."""
+        return {}
+
+    def charts(self) -> dict[str, Chart]:
+        """Each variable over layers, a line for each combination of the other coordinates."""
+        rows, levels, charts = self.rows(), self.levels(), dict[str, Chart]()
+        for key, variable in self.variables.items():
+            label = variable.label if variable.chart is None else variable.chart
+            dims = variable.dims.split()
+            if label and "layer" in dims:
+                by = [*self.named, *(dim for dim in dims if dim != "layer")]
+                over = "samples" if variable.sd else ""
+                charts[key] = curves(rows, key, label, by=by, levels=levels.get(key), over=over)
+        return charts
 
     def to_rows(self) -> list[dict[str, Any]]:
         """The same rows, by the name that all results have."""
@@ -242,8 +319,15 @@ class AnalysisResult(Plotted):
 
     def table(self) -> str:
         """Text for a terminal."""
-        table = table_of(self.columns(), self.shown())
-        return "\n\n".join([self.title(), table, *map(fill, (self.reading, *self.footnotes()))])
+        tables = [
+            (f"{name}\n" if name else "") + table_of(columns, rows, stacked=bool(name))
+            for name, columns, rows in self.tables()
+        ]
+        return "\n\n".join([self.title(), *tables, *map(fill, (self.reading, *self.footnotes()))])
+
+    def tables(self) -> list[tuple[str, list[Column], list[dict[str, Any]]]]:
+        """Headings, columns and rows of its tables; one without a heading, if nothing else."""
+        return [("", self.columns(), self.shown())]
 
     def drawn(self) -> list[Chart]:
         """The charts of its figure; all that there are, if nothing else is said."""
@@ -255,15 +339,6 @@ class AnalysisResult(Plotted):
 
     def __repr__(self) -> str:
         return self.table()
-
-    def _repr_html_(self) -> str:
-        return html_of(self.table)
-
-    def to_pandas(self) -> pd.DataFrame:
-        """A frame of `rows`."""
-        import pandas as pd
-
-        return pd.DataFrame(self.rows())
 
     def to_markdown(self) -> str:
         """The table of `shown` in Markdown."""
@@ -342,22 +417,6 @@ class AnalysisResult(Plotted):
         return cls(**read_fields(cls, values))
 
 
-class Variable(NamedTuple):
-    """A variable of a `LabelledResult`, and its column.
-
-    Attributes:
-        dims: Names of its axes, apart by a space.
-        label: Header of its column, and name of its values in charts.
-        digits: Decimals in tables.
-        sd: Whether the variable ``<name>_sd`` holds a standard deviation of it.
-    """
-
-    dims: str
-    label: str
-    digits: int = 2
-    sd: bool = False
-
-
 class _Labelled(Record):
     """The JSON of a `LabelledResult`."""
 
@@ -381,9 +440,6 @@ class LabelledResult(AnalysisResult):
         ValueError: The dataset has other variables, dims or coordinates.
     """
 
-    variables: ClassVar[Mapping[str, Variable]]
-    """By name its variables, in the order of the columns."""
-
     def __init__(self, dataset: xr.Dataset) -> None:
         dims = {name: tuple(v.dims.split()) for name, v in self.variables.items()}
         dims |= {f"{name}_sd": dims[name] for name, v in self.variables.items() if v.sd}
@@ -406,27 +462,8 @@ class LabelledResult(AnalysisResult):
             for row in frame.to_dict("records")
         ]
 
-    def columns(self) -> list[Column]:
-        """A column for each coordinate, then for each variable."""
-        numbers = [
-            Column(name, v.label, digits=v.digits, sd=v.sd) for name, v in self.variables.items()
-        ]
-        return [*(Column(str(dim), str(dim), "text") for dim in self.dataset.sizes), *numbers]
-
-    def charts(self) -> dict[str, Chart]:
-        """Each variable over layers."""
-        rows = self.rows()
-        return {
-            name: curves(
-                rows,
-                name,
-                variable.label,
-                by=[dim for dim in variable.dims.split() if dim != "layer"],
-                over="samples" if variable.sd else "",
-            )
-            for name, variable in self.variables.items()
-            if "layer" in variable.dims.split()
-        }
+    def _dims(self) -> Sequence[str]:
+        return list(map(str, self.dataset.sizes))
 
     def to_xarray(self) -> xr.Dataset:
         """The dataset."""

@@ -5,40 +5,47 @@ tokens of a sample in one encoder, the same in the other, and Pearson's correlat
 all pairs of different tokens. In the variant of Abnar et al. (2019), *Blackbox meets blackbox*, the
 correlation is that of one token's cosines with all others, averaged over tokens.
 
-Run it on the splits of a workspace.
+Each layer has a cosine for every pair of tokens. They are computed in tiles of tokens × tokens; the
+diagonal, a token with itself, never enters.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Unpack
 
 import numpy as np
+from dask.delayed import Delayed, delayed
 from numpy.typing import NDArray
 
 from bertvision.errors import InputError
-from bertvision.pipelines.analysis.cosines import cosine_correlations
-from bertvision.pipelines.analysis.moments import Array
-from bertvision.pipelines.analysis.reduce import gathered_blocks
+from bertvision.pipelines.analysis import kernels
+from bertvision.pipelines.analysis.moments import (
+    Array,
+    Block,
+    Moments,
+    each_merged,
+    each_of,
+    slabs,
+)
+from bertvision.pipelines.analysis.reduce import (
+    Blocks,
+    check_finite,
+    gathered_blocks,
+    tree_reduce,
+)
 from bertvision.pipelines.analysis.request import Request, check_layers
 from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Keeps, Labels, Numbers
 from bertvision.pipelines.analysis.sides import joined_rows
-from bertvision.pipelines.declare import (
-    FigurePath,
-    SchedulerName,
-    Seed,
-    StorePath,
-    WorkspacePath,
-    job,
-)
-from bertvision.pipelines.files import to_json
+from bertvision.pipelines.declare import OnDask, Seed, job
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.plotting import Chart, HeatMap, curves
 from bertvision.pipelines.reading import Names, Tag, parse_names, parse_tag
 from bertvision.pipelines.records import Count
 from bertvision.pipelines.results.columns import Column
-from bertvision.pipelines.scheduler import use_scheduler
+from bertvision.pipelines.scheduler import compute, use_scheduler
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -81,6 +88,8 @@ class RsaResult(AnalysisResult):
         "layer: the deeper the colour, the more alike the cosines between tokens are."
     )
 
+    named = ("x", "y")
+
     of_pairs: Matrices
     of_tokens: Matrices
     x: str
@@ -109,27 +118,15 @@ class RsaResult(AnalysisResult):
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each split and pair of layers: means and deviations over repeats."""
-        rows = []
-        for k, split in enumerate(self.splits):
-            whole = self.n_tokens[k] == self.n_available[k]
-            statistics = {}
-            for name, values in (("rsa", self.of_pairs[k]), ("by_token", self.of_tokens[k])):
-                sd = np.full(values.shape[1:], np.nan) if whole else _sd(values)
-                statistics[name] = to_json(values.mean(axis=0))
-                statistics[f"{name}_sd"] = to_json(sd)
-            rows += [
-                {
-                    "x": self.x,
-                    "y": self.y,
-                    "split": split,
-                    "layer_x": layer_x,
-                    "layer_y": layer_y,
-                    **{name: values[i][j] for name, values in statistics.items()},
-                }
-                for i, layer_x in enumerate(self.layers_x)
-                for j, layer_y in enumerate(self.layers_y)
-            ]
-        return rows
+        whole = np.equal(self.n_tokens, self.n_available)
+        values = {}
+        for name, drawn in (("rsa", self.of_pairs), ("by_token", self.of_tokens)):
+            values[name] = drawn.mean(axis=1)
+            values[f"{name}_sd"] = np.full_like(values[name], np.nan)
+            if self.repeats > 1:
+                values[f"{name}_sd"][~whole] = drawn[~whole].std(axis=1, ddof=1)
+        labels = {"split": self.splits, "layer_x": self.layers_x, "layer_y": self.layers_y}
+        return self.listed(labels, values)
 
     def same_layers(self) -> list[dict[str, Any]]:
         """The rows of a layer beside the layer of the same number."""
@@ -176,6 +173,168 @@ class RsaResult(AnalysisResult):
                 *axes, title, mean, signed=signed, title=split, missing="layer does not vary"
             )
         return charts
+
+
+ROWS = 256
+"""Tokens of one edge of a tile: its cosines, of all layers, are to stay in the cache."""
+
+
+class Correlations(NamedTuple):
+    """How alike the cosines of the layers of two sides are; NaN where a layer has none that vary.
+
+    Attributes:
+        of_pairs: (layers_x, layers_y) over all pairs of different tokens.
+        of_tokens: (layers_x, layers_y) mean over tokens of the correlation over all others.
+        n: tokens.
+    """
+
+    of_pairs: Array
+    of_tokens: Array
+    n: int
+
+
+def cosine_correlations(blocks: Blocks, depths: Sequence[int]) -> Correlations:
+    """The correlations of every layer of the first side with every layer of the last.
+
+    Costs tokens² · channels of all sides operations in float32; rows of cosines are summed in
+    float32 over at most a block, then in float64.
+
+    Args:
+        blocks: Blocks of a sample that is held; an array per side, (tokens, layers, hidden).
+        depths: layers of each side, of which there are one or two.
+
+    Raises:
+        NonFiniteError: NaN or infinity in the hidden states.
+    """
+    moments: list[Moments] = compute(tree_reduce(blocks, partial(each_of, Moments.of), each_merged))
+    for m in moments:
+        check_finite(m.sum_norm[:, None])
+    # near 0 they lose no digits to their mean; a layer with a token of norm 0 has no cosines
+    means = np.concatenate([m.cosine_by_channel().sum(axis=1) for m in moments])
+    units = [tuple(delayed(_units)(part) for part in block) for block in blocks]
+    rows: list[list[Delayed]] = [[] for _ in units]
+    tile = delayed(partial(_tile, means=means, depths=tuple(depths)), nout=2)
+    for i, one in enumerate(units):
+        for j in range(i, len(units)):
+            mine, theirs = tile(list(one), list(units[j]), i == j)
+            rows[i].append(mine)
+            if j > i:
+                rows[j].append(theirs)
+    complete: Blocks = [(delayed(_total)(parts),) for parts in rows]
+    leaf = partial(_token_sums, n=moments[0].n)
+    sums: _TokenSums = compute(tree_reduce(complete, leaf, _TokenSums.merge))
+    return Correlations(sums.of_pairs(moments[0].n), sums.of_tokens / moments[0].n, moments[0].n)
+
+
+class _Row(NamedTuple):
+    """Sums over the other tokens, for each token of a block."""
+
+    x: Array
+    """(tokens, layers_x) Σ k."""
+    y: Array
+    xx: Array
+    """(tokens, layers_x) Σ k²."""
+    yy: Array
+    xy: Array
+    """(tokens, layers_x, layers_y) Σ k l."""
+
+
+class _TokenSums(NamedTuple):
+    """Sums over tokens: of their rows, and of their correlations."""
+
+    row: _Row
+    of_tokens: Array
+
+    def merge(self, other: _TokenSums) -> _TokenSums:
+        """The sums of both."""
+        row = _Row(*(a + b for a, b in zip(self.row, other.row, strict=True)))
+        return _TokenSums(row, self.of_tokens + other.of_tokens)
+
+    def of_pairs(self, n: int) -> Array:
+        """The correlation over all pairs of different tokens."""
+        return _correlation(self.row, n * (n - 1))
+
+
+def _correlation(row: _Row, n: int) -> Array:
+    """(…, layers_x, layers_y) Pearson's correlation from sums over ``n`` cosines."""
+    x, y = row.x / n, row.y / n
+    covariance = row.xy / n - x[..., :, None] * y[..., None, :]
+    product = (row.xx / n - x**2)[..., :, None] * (row.yy / n - y**2)[..., None, :]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        result: Array = np.where(product > 0, covariance / np.sqrt(product), np.nan)
+    return result
+
+
+def _units(block: Block) -> NDArray[Any]:
+    """(tokens, layers, hidden) of length 1; NaN of what has no direction."""
+    units = np.empty(block.shape, kernels.PRODUCTS)
+    start = 0
+    for slab in slabs(block):
+        norm = np.linalg.norm(slab, axis=2, keepdims=True)
+        slab /= np.where(norm > 0, norm, np.nan)
+        units[start : start + len(slab)] = slab
+        start += len(slab)
+    return units
+
+
+def _tile(
+    one: list[NDArray[Any]],
+    other: list[NDArray[Any]],
+    itself: bool,
+    *,
+    means: Array,
+    depths: tuple[int, ...],
+) -> tuple[_Row, _Row]:
+    """The sums of the tokens of one block over those of another, and the other way round."""
+    # what came from another worker may begin at any byte, and products of it round otherwise
+    one = [np.require(x, requirements=("C", "A")) for x in one]
+    other = one if itself else [np.require(y, requirements=("C", "A")) for y in other]
+    mine, theirs = _zeros(len(one[0]), depths), _zeros(len(other[0]), depths)
+    for start in range(0, len(one[0]), ROWS):
+        for begin in range(start if itself else 0, len(other[0]), ROWS):
+            rows, columns = slice(start, start + ROWS), slice(begin, begin + ROWS)
+            pairs = [
+                (x[rows, i], y[columns, i])
+                for x, y in zip(one, other, strict=True)
+                for i in range(x.shape[1])
+            ]
+            cosines = np.stack([x @ y.T for x, y in pairs])  # (layers, rows, columns)
+            cosines -= means[:, None, None].astype(cosines.dtype)
+            diagonal = itself and start == begin
+            if diagonal:
+                np.einsum("ltt->lt", cosines)[:] = 0
+            _add(mine, rows, cosines, depths)
+            if not diagonal:
+                _add(mine if itself else theirs, columns, cosines.swapaxes(1, 2), depths)
+    return mine, theirs
+
+
+def _zeros(tokens: int, depths: tuple[int, ...]) -> _Row:
+    x, y = (tokens, depths[0]), (tokens, depths[-1])
+    return _Row(*map(np.zeros, (x, y, x, y, (*x, depths[-1]))))
+
+
+def _add(row: _Row, tokens: slice, cosines: NDArray[Any], depths: tuple[int, ...]) -> None:
+    """Adds what some tokens share with others: (layers, tokens, others)."""
+    by_token = np.ascontiguousarray(cosines.swapaxes(0, 1))
+    products = by_token @ by_token.swapaxes(1, 2)  # (tokens, layers, layers)
+    sums = by_token.sum(axis=2, dtype=np.float64)
+    squares = np.einsum("nll->nl", products)
+    x, y = slice(depths[0]), slice(-depths[-1], None)
+    row.x[tokens] += sums[:, x]
+    row.y[tokens] += sums[:, y]
+    row.xx[tokens] += squares[:, x]
+    row.yy[tokens] += squares[:, y]
+    row.xy[tokens] += products[:, x, y]
+
+
+def _total(parts: list[_Row]) -> _Row:
+    return _Row(*(sum(column[1:], start=column[0]) for column in zip(*parts, strict=True)))
+
+
+def _token_sums(row: _Row, *, n: int) -> _TokenSums:
+    of_tokens = _correlation(row, n - 1).sum(axis=0)
+    return _TokenSums(_Row(*(part.sum(axis=0) for part in row)), of_tokens)
 
 
 class Paired(NamedTuple):
@@ -274,12 +433,6 @@ def _samples(
     return [draw.choice(available, n_tokens, replace=False, shuffle=False) for draw in draws]
 
 
-def _sd(values: Array) -> Array:
-    """Standard deviation over the first axis; NaN of a single repeat."""
-    sd: Array = values.std(axis=0, ddof=1) if len(values) > 1 else np.full(values.shape[1:], np.nan)
-    return sd
-
-
 @job
 def rsa(
     first: Tag,
@@ -289,10 +442,7 @@ def rsa(
     max_tokens: Annotated[int, Option(ge=3)] = 5_000,
     repeats: Annotated[int, Option(ge=1)] = 10,
     seed: Seed = 0,
-    scheduler: SchedulerName = "threads",
-    plot: FigurePath = None,
-    workspace: WorkspacePath = None,
-    store: StorePath = None,
+    **where: Unpack[OnDask],
 ) -> RsaResult:
     """Compare how tokens are arranged in two snapshots (RSA).
 
@@ -338,7 +488,7 @@ def rsa(
             n_tokens=max_tokens,
             repeats=repeats,
             seed=seed,
-            scheduler=scheduler,
+            scheduler=request.scheduler,
             names=tags,
             layers_x=rows[0].record.layers,
             layers_y=columns[0].record.layers,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,10 +14,9 @@ from pydantic import Field
 
 from bertvision.errors import ProvenanceError, UnknownNameError, counted
 from bertvision.pipelines.analysis.moments import Array as Floats
-from bertvision.pipelines.analysis.request import Request
+from bertvision.pipelines.analysis.request import Request, check_layers
 from bertvision.pipelines.analysis.result import FOLDER, AnalysisResult, Axes, Labels, Numbers
 from bertvision.pipelines.declare import DEFAULTS, FigurePath, StorePath, WorkspacePath, job
-from bertvision.pipelines.extraction.layers import layers_text
 from bertvision.pipelines.files import to_json
 from bertvision.pipelines.plotting import Chart, check_suffix, curves
 from bertvision.pipelines.progress import progress
@@ -136,24 +136,16 @@ class StructureResult(AnalysisResult):
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each snapshot and layer, then one for each baseline, without a layer."""
-        lines: list[dict[str, Any]] = []
-        for t, tag in enumerate(self.tags):
-            numbers = {
-                f"{metric}{end}": to_json(values[t, m])
-                for m, metric in enumerate(self.metrics)
-                for end, values in (
-                    ("", self.value),
-                    ("_sd", self.sd),
-                    ("_low", self.low),
-                    ("_high", self.high),
-                )
-            }
-            for k, task in enumerate(self.tasks):
-                numbers[f"{task}_upto"] = to_json(self.upto[t, :, k].mean(axis=0))
-                numbers[f"{task}_weight"] = to_json(self.weights[t, :, k].mean(axis=0))
-            for i, layer in enumerate(self.layers):
-                of_layer = {name: values[i] for name, values in numbers.items()}
-                lines.append({"system": tag, "layer": layer, **of_layer})
+        ends = {"": self.value, "_sd": self.sd, "_low": self.low, "_high": self.high}
+        numbers = {
+            f"{metric}{end}": values[:, m]
+            for m, metric in enumerate(self.metrics)
+            for end, values in ends.items()
+        }
+        for k, task in enumerate(self.tasks):
+            numbers[f"{task}_upto"] = self.upto[:, :, k].mean(axis=1)
+            numbers[f"{task}_weight"] = self.weights[:, :, k].mean(axis=1)
+        lines = self.listed({"system": self.tags, "layer": self.layers}, numbers)
         empty = dict.fromkeys(lines[0]) if lines else {}
         for name, values in zip(self.baselines, to_json(self.baseline), strict=True):
             scores = dict(zip(self.metrics, values, strict=True))
@@ -428,20 +420,14 @@ def _mean(scored: Sequence[Share | ByLength]) -> Share | ByLength:
 
 def _check_alike(splits: Sequence[ActivationSplit]) -> None:
     """Refuse parts that hold other layers, or the same in another encoding."""
-    first, *others = splits
-    for other in others:
-        if other.record.layers != first.record.layers:
+    check_layers(splits)
+    facts = [{**x.record.provenance, "encoding": x.record.encoding} for x in splits]
+    for field, (other, own) in product(
+        ("encoding", "precision", "max_length", "weights_sha256"), zip(splits, facts, strict=True)
+    ):
+        if own.get(field) != facts[0].get(field):
             raise ProvenanceError(
-                f"{first.name} holds layers {layers_text(first.record.layers)}, {other.name} "
-                f"{layers_text(other.record.layers)}: extract the same layers of both"
+                f"{splits[0].name} has {field} = {facts[0].get(field)!r}, {other.name} "
+                f"{own.get(field)!r}: extract all splits of the treebank alike, into another "
+                "--store"
             )
-        for field in ("encoding", "precision", "max_length", "weights_sha256"):
-            one, another = (
-                {**x.record.provenance, "encoding": x.record.encoding}.get(field)
-                for x in (first, other)
-            )
-            if one != another:
-                raise ProvenanceError(
-                    f"{first.name} has {field} = {one!r}, {other.name} {another!r}: extract all "
-                    "splits of the treebank alike, into another --store"
-                )

@@ -7,7 +7,7 @@ neural networks*, followed it through layers.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,14 +15,7 @@ from numpy.typing import NDArray
 from bertvision.errors import InputError
 from bertvision.pipelines.analysis.request import Request
 from bertvision.pipelines.analysis.result import LabelledResult, Variable
-from bertvision.pipelines.declare import (
-    FigurePath,
-    SchedulerName,
-    Seed,
-    StorePath,
-    WorkspacePath,
-    job,
-)
+from bertvision.pipelines.declare import OnDask, Seed, job
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.reading import Tags, parse_tags
 
@@ -91,10 +84,7 @@ def twonn(
     max_tokens: Annotated[int, Option("Tokens of a sample, at most.", ge=FEWEST)] = 2_000,
     repeats: Annotated[int, Option("Samples of each snapshot.", ge=1)] = 3,
     seed: Seed = 0,
-    scheduler: SchedulerName = "threads",
-    plot: FigurePath = None,
-    workspace: WorkspacePath = None,
-    store: StorePath = None,
+    **where: Unpack[OnDask],
 ) -> TwoNnResult:
     """Estimate the intrinsic dimension of hidden states in each layer.
 

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Self, Unpack
 
@@ -43,6 +44,7 @@ from bertvision.pipelines.readouts.probe_measures import (
     measure_mdl,
 )
 from bertvision.pipelines.records import digest_of
+from bertvision.pipelines.results.columns import grouped
 from bertvision.pipelines.tasks.soundness import SplitSoundness, doubts, is_doubtful
 from bertvision.pipelines.uncertainty import share, share_difference
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -469,11 +471,7 @@ def by_snapshot(
     rows: Sequence[Mapping[str, Any]],
 ) -> dict[tuple[str, str, str, str], list[Mapping[str, Any]]]:
     """Rows by data set, kind of probe, settings and snapshot."""
-    groups: dict[tuple[str, str, str, str], list[Mapping[str, Any]]] = {}
-    for row in rows:
-        key = (row["dataset"], row["probe"], row["settings"], row["tag"])
-        groups.setdefault(key, []).append(row)
-    return groups
+    return grouped(rows, itemgetter("dataset", "probe", "settings", "tag"))
 
 
 def _twin(file: ProbeFile) -> tuple[str, str, str]:

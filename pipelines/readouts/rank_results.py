@@ -8,6 +8,7 @@ trec_eval, which computes the same metrics from them and from ``qrels/`` beside.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,7 +25,7 @@ from bertvision.pipelines.readouts.rank_metrics import (
     summary,
 )
 from bertvision.pipelines.records import Count, Record, read_record, what_is_wrong
-from bertvision.pipelines.text import format_table, interval, number
+from bertvision.pipelines.results.columns import Column, columns, table_of
 from bertvision.pipelines.uncertainty import deviation, format_p, paired_bootstrap
 from bertvision.pipelines.workspace.config import Tag
 
@@ -186,11 +187,29 @@ def mark_best(rows: Sequence[Row], same: Sequence[str]) -> None:
         row["best"] = row["dev_map"] == tops[tuple(row[field] for field in same)]
 
 
+SCORES = [
+    Column("dev_map", "dev MAP"),
+    Column("map", "MAP", sd=True, interval=True),
+    *columns(mrr="MRR", p1="P@1"),
+    Column("difference", "− BM25", "signed"),
+]
+"""Columns of the scores of a system."""
+
+
 def table(result: Row) -> str:
     """The rows for a terminal, BM25 first, and what the columns leave out."""
-    header = ["system", "checkpoint", "pool", "layers", "dev MAP", "MAP", "95 % interval"]
-    header += ["MRR", "P@1", "− BM25", "95 % interval", "p"]
-    lines = [format_table(header, [_cells(row, result["resamples"]) for row in result["rows"]]), ""]
+    shown = columns("text", system="system", checkpoint="checkpoint", pooling="pool")
+    shown += [Column("layers", "layers", "text"), *SCORES[:-1], replace(SCORES[-1], interval=True)]
+    rows = [
+        {
+            **row,
+            "layers": f"{row['layers']} *" if row.get("best") else row.get("layers"),
+            "map_sd": row.get("map_sd_over_seeds"),
+            "p": format_p(row["p"], result["resamples"]) if "p" in row else None,
+        }
+        for row in result["rows"]
+    ]
+    lines = [table_of([*shown, Column("p", "p", "text")], rows), ""]
     first = result["rows"][0]
     lines.append(f"test: {first['questions']:,} questions with a positive passage")
     if without := first["without_positive"]:
@@ -198,21 +217,3 @@ def table(result: Row) -> str:
     if any(row.get("best") for row in result["rows"]):
         lines.append("*: the layers with the highest MAP on dev, of each system and pooling")
     return "\n".join(lines)
-
-
-def _cells(row: Row, resamples: int) -> list[str]:
-    spread = row.get("map_sd_over_seeds")
-    return [
-        row["system"],
-        row.get("checkpoint") or "-",
-        row.get("pooling") or "-",
-        (row.get("layers") or "-") + (" *" if row.get("best") else ""),
-        number(row["dev_map"]),
-        number(row["map"]) + ("" if spread is None else f" ± {spread:.1f}"),
-        interval(row, "map"),
-        number(row["mrr"]),
-        number(row["p1"]),
-        number(row.get("difference"), "{:+.1f}"),
-        interval(row, "difference", "{:+.1f}"),
-        format_p(row["p"], resamples) if "p" in row else "-",
-    ]

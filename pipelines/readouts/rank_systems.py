@@ -55,6 +55,7 @@ from bertvision.pipelines.readouts.rank_results import (
     system_row,
 )
 from bertvision.pipelines.records import write_record
+from bertvision.pipelines.results.columns import grouped
 from bertvision.pipelines.tasks.sentences.ranking import (
     PARTS,
     SPLITS,
@@ -229,13 +230,11 @@ def rank(
         records: dict[System, Ranking] = {}
         for tag, pooling in product(tags, poolings if scorers else ()):
             records |= _rank_systems(job, tag, pooling, scorers, choice, seeds)
-    groups: dict[System, list[Ranking]] = {}
-    for system, record in records.items():
-        groups.setdefault(replace(system, seed=0), []).append(record)
+    groups = grouped(records, lambda system: replace(system, seed=0))
     row = partial(system_row, resamples=resamples)
     rows = [
         row(
-            group,
+            [records[member] for member in group],
             baseline,
             system=system.scorer,
             checkpoint=str(system.tag),

@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +29,7 @@ from bertvision.pipelines.readouts.batched import (
 )
 from bertvision.pipelines.readouts.inputs import Float32s, check_unchanged
 from bertvision.pipelines.readouts.options import SimilarityOptions
+from bertvision.pipelines.results.columns import grouped
 from bertvision.pipelines.tasks.data import Sentence
 from bertvision.pipelines.tasks.sentences.similarity import (
     HIGH,
@@ -129,9 +131,7 @@ def read_parts(dataset: Dataset, dev_fraction: float) -> SimilarityParts:
     name = dataset.task.name
     data = read_similarity(name, dataset.data[SPLIT].source)
     check_unchanged(dataset, SPLIT, data.sha256)
-    parts: dict[str, list[SimilarityPair]] = {}
-    for pair in data.pairs:
-        parts.setdefault(pair.part, []).append(pair)
+    parts = grouped(data.pairs, attrgetter("part"))
     scored_part = "test" if "test" in parts else "dev"
     if "dev" not in parts or scored_part == "dev":
         parts |= _held_out(parts.get("train", []), data.texts, dev_fraction)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple, Unpack
 
@@ -38,10 +39,10 @@ from bertvision.pipelines.readouts.similarity import (
     word_overlap,
 )
 from bertvision.pipelines.records import Count, Record
+from bertvision.pipelines.results.columns import Column, columns, table_of
 from bertvision.pipelines.tasks.sentences.metrics import pearson, spearman
 from bertvision.pipelines.tasks.sentences.similarity import ENTAILMENT, SPLIT
 from bertvision.pipelines.tasks.soundness import SplitSoundness, doubts, is_doubtful
-from bertvision.pipelines.text import format_table, interval, number
 from bertvision.pipelines.uncertainty import (
     percentiles,
     resampled,
@@ -538,6 +539,17 @@ def notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return sentences
 
 
+NAMES = columns("text", scorer="scorer", tag="snapshot", pooling="pooling", layers="layers")
+PAIRS = Column("pairs", "pairs", "count")
+VALUES = {
+    "spearman": Column("spearman", "Spearman", sd=True, interval=True),
+    "pearson": Column("pearson", "Pearson", sd=True, interval=True),
+    "mse": Column("mse", "squared error", digits=3, sd=True),
+    "accuracy": Column("accuracy", "accuracy", sd=True, interval=True),
+}
+"""Columns of the figures, by key."""
+
+
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """A line for each scorer, snapshot, pooling and input; sub-sets are in ``--json`` and CSV.
 
@@ -549,32 +561,19 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
         return tuple(row[k] for k in ("dataset", "target", "scorer", "tag", "pooling", "layers"))
 
     means = {(*key(row), row["subset"]): row["spearman"] for row in rows}
-    header = ["data", "scorer", "snapshot", "pool", "layers", "pairs", "Spearman", "95 % interval"]
-    header += ["mean", "weighted", "Pearson", "95 % interval", "MSE", "accuracy", "95 % interval"]
     lines = [
-        [
-            row["dataset"] + (" (entailment)" if row["target"] == "entailment" else ""),
-            row["scorer"],
-            row["tag"] or "-",
-            row["pooling"] or "-",
-            (row["layers"] or "-") + (" *" if row["best"] else ""),
-            f"{row['pairs']:,}",
-            *_with_interval(row, "spearman"),
-            number(means.get((*key(row), MEAN))),
-            number(means.get((*key(row), WEIGHTED))),
-            *_with_interval(row, "pearson"),
-            number(row["mse"], "{:.3f}"),
-            *_with_interval(row, "accuracy"),
-        ]
+        {
+            **row,
+            "dataset": row["dataset"] + " (entailment)" * (row["target"] == "entailment"),
+            "layers": f"{row['layers']} *" if row["best"] else row["layers"],
+            "mean": means.get((*key(row), MEAN)),
+            "weighted": means.get((*key(row), WEIGHTED)),
+        }
         for row in rows
         if row["subset"] == ALL
     ]
-    shown = [i for i in range(len(header)) if any(line[i] != "-" for line in lines)]
-    text = format_table([header[i] for i in shown], [[line[i] for i in shown] for line in lines])
-    return "\n".join([f"{text}\n\n{_LEGEND}", *notes(rows)])
-
-
-def _with_interval(row: Mapping[str, Any], name: str) -> tuple[str, str]:
-    spread = row[f"{name}_sd"]
-    shown = number(row[name]) + ("" if spread is None else f" ± {spread:.1f}")
-    return shown, interval(row, name)
+    shown = [Column("dataset", "data", "text"), *NAMES, PAIRS, VALUES["spearman"]]
+    shown[3] = replace(shown[3], label="pool")
+    shown += [*columns(mean="mean", weighted="weighted"), *list(VALUES.values())[1:]]
+    told = [c for c in shown if any(line[c.key] is not None for line in lines)]
+    return "\n".join([f"{table_of(told, lines)}\n\n{_LEGEND}", *notes(rows)])

@@ -136,7 +136,7 @@ _ROUNDING = 1e-9  # two ways to compute the same share of items
 class Difference(NamedTuple):
     """How far the mean of one method is from that of another."""
 
-    value: float
+    value: float | None
     low: float | None
     """Lower end of the 95 % interval; None where the runs cannot tell one."""
     high: float | None
@@ -185,6 +185,9 @@ _TASK = (
     *("classes", "text", "pair", "label"),
 )
 """Settings of the task that decide what is scored; how texts are cut is a method's own."""
+
+
+_DIFFERENCE = ("difference", "difference_low", "difference_high", "no_interval")
 
 
 class SeedRun(NamedTuple):
@@ -478,9 +481,7 @@ def _row(method: Method, first: Method, trivial: float) -> dict[str, Any]:
         row[key] = None if None in values else statistics.fmean(values)
         if row[key] == values[0]:
             row[key] = values[0]  # the same number for each seed stays the integer it is
-    difference = welch(scores, [run.score for run in first.runs]) if method is not first else None
-    row["difference"] = None if difference is None else difference.value
-    row["difference_low"] = None if difference is None else difference.low
-    row["difference_high"] = None if difference is None else difference.high
-    row["no_interval"] = None if difference is None else difference.why
+    none = Difference(None, None, None)
+    gain = none if method is first else welch(scores, [run.score for run in first.runs])
+    row |= dict(zip(_DIFFERENCE, gain, strict=True))
     return row

@@ -15,9 +15,18 @@ from bertvision.pipelines.readouts.options import CROSS_ENCODER
 from bertvision.pipelines.readouts.rank_metrics import expected_at_random, read_qrels, summary
 from bertvision.pipelines.readouts.rank_results import FILE as RANKING
 from bertvision.pipelines.readouts.rank_results import FOLDER as RANKINGS
-from bertvision.pipelines.readouts.rank_results import Ranking, mark_best, read_ranked, system_row
+from bertvision.pipelines.readouts.rank_results import (
+    SCORES,
+    Ranking,
+    mark_best,
+    read_ranked,
+    system_row,
+)
 from bertvision.pipelines.readouts.similarity_results import (
     ALL,
+    NAMES,
+    PAIRS,
+    VALUES,
     SimilarityFile,
     notes,
     similarity_rows,
@@ -107,10 +116,7 @@ def rankings_section(reading: Reading) -> Section | None:
             *columns("text", system="system", checkpoint="snapshot", pooling="pooling"),
             *columns("text", layers="layers", mark="best"),
             Column("seeds", "seeds", "count"),
-            Column("dev_map", "dev MAP"),
-            Column("map", "MAP", sd=True, interval=True),
-            *columns(mrr="MRR", p1="P@1"),
-            Column("difference", "− BM25", "signed"),
+            *SCORES,
         ],
         rows,
         FILES[0],
@@ -229,29 +235,22 @@ def _similarities(rows: Sequence[Row]) -> list[Table]:
     rows = sorted(rows, key=lambda r: order[r["dataset"]])  # which keeps the order of the rest
     related = [_with_best(r) for r in rows if r["target"] == "relatedness"]
     judged = [_with_best(r) for r in rows if r["target"] == "entailment"]
-    names = columns("text", scorer="scorer", tag="snapshot", pooling="pooling", layers="layers")
-    pairs = Column("pairs", "pairs", "count")
     tables = []
     if related:
-        shown = [
-            *names,
-            pairs,
-            Column("spearman", "Spearman", sd=True, interval=True),
-            Column("pearson", "Pearson", sd=True, interval=True),
-        ]
+        columns_of_pairs = [PAIRS, VALUES["spearman"], VALUES["pearson"]]
         if any(r["mse"] is not None for r in related):
-            shown.append(Column("mse", "squared error", digits=3, sd=True))
+            columns_of_pairs.append(VALUES["mse"])
         whole = [r for r in related if r["subset"] == ALL]
         title = f"Correlation with people's scores × 100, of {_counts(whole)}"
-        tables.append(_similarity_table("similarity", title, shown, whole))
+        tables.append(_similarity_table("similarity", title, [*NAMES, *columns_of_pairs], whole))
         tables += _by_layer(whole)
         parts = [r for r in related if r["subset"] != ALL]
         if parts:
             title = "The same by sub-set, with their mean and the mean weighted by pairs (wmean)"
-            shown = [Column("subset", "sub-set", "text"), *shown]
+            shown = [Column("subset", "sub-set", "text"), *NAMES, *columns_of_pairs]
             tables.append(_similarity_table("similarity_subsets", title, shown, parts))
     if judged:
-        shown = [*names, pairs, Column("accuracy", "accuracy", sd=True, interval=True)]
+        shown = [*NAMES, PAIRS, VALUES["accuracy"]]
         title = f"Entailment: accuracy in per cent, of {_counts(judged)}"
         tables.append(_similarity_table("similarity_entailment", title, shown, judged))
     return tables

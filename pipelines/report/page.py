@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ from markupsafe import Markup, escape
 from bertvision.errors import InputError, counted
 from bertvision.pipelines.files import new_folder
 from bertvision.pipelines.report.section import Section
+from bertvision.pipelines.results.columns import grouped
 from bertvision.pipelines.text import fill, size
 
 GENERATOR = "bertvision report"
@@ -195,7 +197,4 @@ def in_code(text: str) -> Markup:
 
 def in_groups(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[str, list[Any]]]:
     """Rows by the value of a key, in the order in which the values first come."""
-    groups: dict[str, list[Any]] = {}
-    for row in rows:
-        groups.setdefault(row[key], []).append(row)
-    return list(groups.items())
+    return list(grouped(rows, itemgetter(key)).items())

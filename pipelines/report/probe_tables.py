@@ -10,7 +10,7 @@ from bertvision.pipelines.poolings import POOLINGS
 from bertvision.pipelines.readouts.probe_results import DOUBTFUL, ProbeFile, Row
 from bertvision.pipelines.records import digest_of
 from bertvision.pipelines.report.section import Table
-from bertvision.pipelines.results.columns import Column, columns
+from bertvision.pipelines.results.columns import Column, columns, grouped
 from bertvision.pipelines.tasks.registry import TASKS
 from bertvision.pipelines.text import signed
 
@@ -350,9 +350,7 @@ def _categories(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _by(rows: Iterable[Row], *keys: str) -> dict[tuple[str, ...], list[Row]]:
-    groups: dict[tuple[str, ...], list[Row]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row[key] for key in keys), []).append(row)
+    groups = grouped(rows, lambda row: tuple(row[key] for key in keys))
     order = sorted(groups, key=_place) if keys[0] in ("tag", "pooling") else list(groups)
     return {key: groups[key] for key in order}
 

@@ -10,19 +10,13 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.plotting import Chart, Panel, composed, panels
-from bertvision.pipelines.results.columns import (
-    FOOTNOTE,
-    MARK,
-    ORACLE_NOTE,
-    Column,
-    lack_oracle,
-    table_of,
-)
+from bertvision.pipelines.results.columns import Column, footnotes, grouped, table_of
 from bertvision.pipelines.results.rows import Results, Row
 from bertvision.pipelines.text import csv_text, fill, signed
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -76,12 +70,8 @@ class Table:
 
     @property
     def notes(self) -> list[str]:
-        """Meanings of the mark behind a name and of a missing score, where there are any."""
-        cells = (row.get(column.key) for row in self.rows for column in self.columns)
-        texts = [FOOTNOTE] if any(str(cell).endswith(MARK) for cell in cells) else []
-        texts += self.remarks
-        shown = any(column.key == "best_f1" for column in self.columns)
-        return [*texts, ORACLE_NOTE] if shown and lack_oracle(self.rows) else texts
+        """Its `footnotes`, then the remarks."""
+        return [*footnotes(self.columns, self.rows), *self.remarks]
 
     def text(self) -> str:
         """The rows as people read them, for a terminal, with the caption above and notes below."""
@@ -156,13 +146,10 @@ def columns_of_all(tables: Sequence[Table]) -> list[Column]:
 
     So it is with the score, which is another metric where the task is another.
     """
-    by_key: dict[str, list[Column]] = {}
-    for table in tables:
-        for column in table.columns:
-            by_key.setdefault(column.key, []).append(column)
+    columns_of_table = (column for table in tables for column in table.columns)
     return [
         replace(columns[0], label=" / ".join(dict.fromkeys(column.label for column in columns)))
-        for columns in by_key.values()
+        for columns in grouped(columns_of_table, attrgetter("key")).values()
     ]
 
 

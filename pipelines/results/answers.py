@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from typing_extensions import TypedDict
 
 from bertvision.errors import WorkspaceError
-from bertvision.pipelines.results.results import Result, read_results
-from bertvision.pipelines.results.systems import find_system, read_predictions
+from bertvision.pipelines.results.results import Result
+from bertvision.pipelines.results.systems import read_predictions
 from bertvision.pipelines.tasks.metrics import MetricName
 from bertvision.pipelines.tasks.scores import headline, kind_of_metrics
 from bertvision.pipelines.tasks.squad.metrics import answer_score
@@ -116,36 +116,22 @@ def check_recorded(result: Result, metric: str, score: float) -> None:
         )
 
 
-def answer_rows(
-    workspace: Workspace,
-    system: str,
-    *,
-    trained_on: str | None = None,
-    checkpoint: str | None = None,
-    split: str = "dev",
-) -> list[dict[str, Any]]:
+def answer_rows(workspace: Workspace, result: Result) -> list[dict[str, Any]]:
     """A row for each item, in the order of the data.
 
     Args:
         workspace: with the system's predictions.
-        system: ``NAME[:TRAINED_ON[:CHECKPOINT]]`` of `systems.find_system`.
-        trained_on: snapshot the head was trained on, where several are possible.
-        checkpoint: snapshot it was scored on, likewise.
-        split: Split that was scored.
+        result: the system.
 
     Returns:
         ``id``, the item's texts, ``gold``, ``answer``, and by metric the item's score in per cent;
         no score of a task that predicts a number. Texts of parses have the names of relations.
 
     Raises:
-        UnknownNameError: the system was not scored, or several are meant.
         WorkspaceError: predictions are missing, damaged or of other data.
     """
-    result = find_system(
-        read_results(workspace, split), system, trained_on=trained_on, checkpoint=checkpoint
-    )
     data = workspace.dataset()
-    items, metrics = data.items(split), headline(result.rules)
+    items, metrics = data.items(result.split), headline(result.rules)
     scores: dict[MetricName, list[float]] = {}
     if ratios := data.task.ratios:
         said = read_predictions(result, items)

@@ -1,12 +1,15 @@
-"""Columns of tables: how the values of a row are written for people."""
+"""Columns of tables: how the values of a row are written for people; and rows in groups."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from bertvision.pipelines.text import format_table, signed, size
+
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 
 MARK = " *"
 """Stands behind the name of a system whose no-answer threshold was not tuned."""
@@ -45,6 +48,8 @@ class Column:
     """Whether the interval is shown too."""
     gain: bool = False
     """Whether ``<key>_difference`` stands behind it in brackets."""
+    form: str = ""
+    """Format of numbers that need another than their kind has, such as ``{:.4g}``."""
 
     @property
     def is_number(self) -> bool:
@@ -52,13 +57,15 @@ class Column:
         return self.kind not in ("text", "code")
 
     def text(self, row: Mapping[str, Any]) -> str:
-        """The cell as people read it; a dash where there is no value."""
+        """The cell as people read it; a dash where there is no value, a text as it is."""
         value = row.get(self.key)
         if value is None:
             return "–"
+        if isinstance(value, str) or not self.is_number:
+            return str(value)
+        if self.form:
+            return self.form.format(value)
         match self.kind:
-            case "text" | "code":
-                return str(value)
             case "count":
                 return f"{value:,}"
             case "size":
@@ -150,6 +157,19 @@ def latex_of(shown: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> str:
     )
 
 
+def footnotes(shown: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Meanings of the mark behind a name and of a missing score, where a table has any.
+
+    Args:
+        shown: Columns of the table.
+        rows: Values by the keys of the columns.
+    """
+    cells = (row.get(column.key) for row in rows for column in shown)
+    notes = [FOOTNOTE] if any(str(cell).endswith(MARK) for cell in cells) else []
+    has_oracle = any(column.key == "best_f1" for column in shown)
+    return [*notes, ORACLE_NOTE] if has_oracle and lack_oracle(rows) else notes
+
+
 def lack_oracle(rows: Iterable[Mapping[str, Any]]) -> bool:
     """Whether some of the systems that answer by a threshold have an oracle F1, and others none.
 
@@ -168,3 +188,11 @@ def marked(name: str, row: Mapping[str, Any]) -> str:
         row: with ``threshold_tuned_on`` where the system has a threshold that can be tuned.
     """
     return name + MARK if row.get("threshold_tuned_on", "") is None else name
+
+
+def grouped(rows: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Rows by a key, groups in the order in which their first rows come."""
+    groups: dict[K, list[T]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups

@@ -31,6 +31,7 @@ from bertvision.pipelines.results.answers import (
     gold_of,
     read_answers,
 )
+from bertvision.pipelines.results.columns import grouped
 from bertvision.pipelines.results.results import Result, read_results
 from bertvision.pipelines.results.systems import find_system, label, read_windows
 from bertvision.pipelines.tasks.data import Sentence
@@ -409,9 +410,7 @@ def _examples(
     names = ["right" if right else "wrong" for right in answers.right]
     if baseline is not None:
         names = [_cell(*pair) for pair in zip(answers.right, baseline.right, strict=True)]
-    cells: dict[str, list[int]] = {}
-    for row, name in enumerate(names):
-        cells.setdefault(name, []).append(row)
+    cells = grouped(range(len(names)), lambda row: names[row])
     random = np.random.default_rng(seed)
     chosen = []
     for cell in [cell for cell in (*CELLS, "right", "wrong") if cell in cells]:

@@ -35,7 +35,7 @@ from typing import Any, NamedTuple, TypedDict
 
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.records import leaving_out, read_record
-from bertvision.pipelines.results.columns import Column, marked
+from bertvision.pipelines.results.columns import Column, grouped, marked
 from bertvision.pipelines.results.results import Result, read_results
 from bertvision.pipelines.results.systems import label, seedless
 from bertvision.pipelines.tasks.metrics import METRICS
@@ -327,7 +327,7 @@ def read_rows(
     for run, cost in zip(runs, costs, strict=True):
         run.update(cost)
     _add_best_members(runs)
-    joined = [_joined(group) for group in _groups(runs)]
+    joined = [_joined(group) for group in grouped(runs, _trainings).values()]
     rows = [r for r in joined if kind_of_metrics(r) == kind]
     bert = {(r["checkpoint"], _tuned(r)): r["score"] for r in rows if r["system"] == "bert"}
     metrics = [m for r in results if kind_of_metrics(m := headline(r.rules)) == kind]
@@ -421,13 +421,10 @@ def _add_best_members(runs: Sequence[Row]) -> None:
                 run["gain"] = run["score"] - run["best_member"]
 
 
-def _groups(runs: Sequence[Row]) -> list[list[Row]]:
-    groups: dict[tuple[Any, ...], list[Row]] = {}
-    for run in runs:
-        names = ("system", "name", "fraction", "trained_on", "checkpoint")
-        key = (*(run[name] for name in names), _tuned(run))  # no mean of both
-        groups.setdefault(key, []).append(run)
-    return list(groups.values())
+def _trainings(run: Row) -> tuple[Any, ...]:
+    """What runs have in common that differ by their seed; tuned and untuned ones have no mean."""
+    names = ("system", "name", "fraction", "trained_on", "checkpoint")
+    return *(run[name] for name in names), _tuned(run)
 
 
 def _joined(runs: Sequence[Row]) -> Row:

@@ -17,6 +17,7 @@ from bertvision.models import Kind
 from bertvision.models.factory import describe_heads
 from bertvision.pipelines.progress import parts
 from bertvision.pipelines.ranks import this_rank
+from bertvision.pipelines.results.columns import grouped
 from bertvision.pipelines.results.results import Result, read_results
 from bertvision.pipelines.results.rows import read_rows
 from bertvision.pipelines.tasks.registry import head_kind
@@ -173,9 +174,7 @@ def combinations(
         UnknownNameError: of a snapshot that is named nothing is stored.
         InputError: nothing is stored at all.
     """
-    kinds: dict[Kind, list[Run]] = {}
-    for run in runs:
-        kinds.setdefault(kind_of_run(run, workspace.config.task.name), []).append(run)
+    kinds = grouped(runs, lambda run: kind_of_run(run, workspace.config.task.name))
     return Combinations(
         kinds,
         {k: stored_tags(workspace, trained_on, k, "train", "--trained-on") for k in kinds},
