@@ -54,7 +54,8 @@ def predict(
         what: bert:1e, trained heads such as adapter-64-shared:0.3e, ensembles, folders of
             snapshots, heads or saved predictors, or owner/name on the hub.
         data: File with texts: .csv, .tsv, .jsonl or .parquet with named columns, questions in the
-            form of SQuAD, or a text on each line; - reads lines from standard input.
+            form of SQuAD, words in CoNLL columns, or a text on each line; - reads lines from
+            standard input.
         text: A text, or a question, in the place of a file.
         text_pair: Second text of a pair, or the context of the question.
         output: File to write: .jsonl or .csv with a row for each answer, or .json with the answers

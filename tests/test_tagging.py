@@ -270,6 +270,18 @@ def test_texts_are_answered_as_they_were_scored_and_as_the_pipeline_does(
         assert one["scores"] == pytest.approx(other["scores"], abs=1e-6)
     text = done("predict", "bert:6e", "--text", "anna was born in 1901", "-w", space.root)
     assert "anna/B-person" in text
+    rows = json.loads(
+        done(
+            "predict",
+            "bert:6e",
+            "--data",
+            space.dataset().source("dev"),
+            "-w",
+            space.root,
+            "--json",
+        )
+    )
+    assert [tuple(row["words"]) for row in rows] == [item.words for item in items]
     scored = done("evaluate", "bert:6e", "--data", space.dataset().source("dev"), "-w", space.root)
     assert "entity F1" in scored
     assert np.isfinite(float(scored.splitlines()[1].split()[4]))

@@ -23,6 +23,7 @@ from bertvision.pipelines.tasks.tables import (
     read_object,
     read_table,
 )
+from bertvision.pipelines.tasks.tagging import COLUMNS, TaggingTask
 from bertvision.pipelines.tasks.task import Task
 
 FORMS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
@@ -84,9 +85,9 @@ def read_inputs(task: Task, config: TaskConfig, source: str, *, skip_bad: bool) 
     Args:
         task: Task that answers.
         config: Its settings.
-        source: File in one of `FORMS`; a ``.json`` file of questions in the form of SQuAD; any
-            other file, and `STDIN`, have a text on each line, or, of pairs and questions, an object
-            of JSON.
+        source: File in one of `FORMS`; a ``.json`` file of questions in the form of SQuAD; of
+            words, one in CoNLL columns, whose tags are not looked at. Any other file, and `STDIN`,
+            have a text on each line, or, of pairs and questions, an object of JSON.
         skip_bad: Leave malformed rows out and count them.
 
     Raises:
@@ -97,6 +98,10 @@ def read_inputs(task: Task, config: TaskConfig, source: str, *, skip_bad: bool) 
     form = Path(path.name.removesuffix(".gz")).suffix
     if source != STDIN and form == ".json" and "context" in layout.columns:
         return list(read_squad(path, skip_bad=skip_bad).questions)
+    if form in COLUMNS and isinstance(task, TaggingTask):
+        return list(
+            task.read(source, "all", config.model_copy(update={"skip_bad": skip_bad})).items
+        )
     if source == STDIN:
         rows = _line_rows(sys.stdin.read(), layout)
     elif form in FORMS:

@@ -58,7 +58,9 @@ from bertvision.pipelines.tasks.windows import Batch, Windows
 
 log = logging.getLogger(__name__)
 
-FORMS = (".conll", ".conllu", ".bio", ".iob", ".tsv", ".txt", ".jsonl", ".parquet")
+COLUMNS = (".conll", ".conllu", ".bio", ".iob")
+"""Forms of files that have nothing but columns of words and tags."""
+FORMS = (*COLUMNS, ".tsv", ".txt", ".jsonl", ".parquet")
 OUTSIDE = "O"
 """Tag of a word that is in no entity."""
 _ROWS = (".jsonl", ".parquet")
