@@ -118,6 +118,11 @@ def test_classes_are_those_that_were_scored_and_those_of_the_pipeline(classes: P
         for row in said:
             assert sum(row["probabilities"].values()) == pytest.approx(1)
             assert row["score"] == max(row["probabilities"].values())
+    both = load(["bert:1e", "cls-learned-pooling:1e"], classes)
+    for predictor, logits in zip(both, together(both, items), strict=True):
+        (alone,) = load([predictor.record.name], classes)
+        expected_logits = alone.logits(items).arrays["logits"]
+        assert np.allclose(logits.arrays["logits"], expected_logits, atol=1e-5)
     (own,) = load(["bert:1e"], classes)
     theirs = pipeline("text-classification", model=str(classes / "snapshots" / "1e"), device="cpu")
     pairs = [{"text": item.text, "text_pair": item.pair} for item in items]
