@@ -254,12 +254,9 @@ def _on_data(
     """The scores of systems on data that the workspace does not have."""
     from bertvision.pipelines.prediction.source import find_source
 
-    tags = [parse_tag(tag) for tag in (trained_on, checkpoint) if tag is not None]
+    on, at = (None if tag is None else parse_tag(tag) for tag in (trained_on, checkpoint))
     check_source("--data", data)
-    sources = [
-        find_source(name if ":" in name or not tags else ":".join([name, *tags]), space)
-        for name in names
-    ]
+    sources = [find_source(name, space, trained_on=on, checkpoint=at) for name in names]
     from bertvision.pipelines.prediction.evaluation import evaluate_on
     from bertvision.pipelines.prediction.predictor import Predictor, load_predictors
 

@@ -88,16 +88,15 @@ def predict(
     sources = [find_source(name, path_of(workspace)) for name in names]
     from bertvision.pipelines.prediction.answers import answer
     from bertvision.pipelines.prediction.inputs import read_inputs
-    from bertvision.pipelines.prediction.predictor import Predictor, load_predictors
+    from bertvision.pipelines.prediction.predictor import (
+        Predictor,
+        check_alike,
+        load_predictors,
+    )
 
     predictors: list[Predictor] = load_predictors(sources, precision)
     first = predictors[0]
-    for other in predictors[1:]:
-        if other.record.task.name != first.record.task.name:
-            raise InputError(
-                f"{first.record.name} answers {first.record.task.name} and {other.record.name} "
-                f"{other.record.task.name}: ask systems of one task at once"
-            )
+    check_alike(predictors)
     if text is not None:
         texts = [text] if text_pair is None else [text, text_pair]
         columns = [c.names[0] for name, c in first.layout.columns.items() if name != "id"]
@@ -134,7 +133,7 @@ def check_output(path: Path, systems: int) -> None:
             "write .jsonl or .csv, or ask one system at a time"
         )
     if path.is_dir() or not path.absolute().parent.is_dir():
-        raise InputError(f"--output {path}: is no file in a folder that is there")
+        raise InputError(f"--output {path}: give a file in a folder that exists")
 
 
 def written_table(rows: Sequence[Values], path: Path) -> str:
@@ -148,13 +147,16 @@ def predicted_table(rows: Sequence[Values]) -> str:
     several = len({row["system"] for row in rows}) > 1
     answers = bool(rows) and "answer" in rows[0]
     if rows and "tags" in rows[0]:
-        return "\n".join(
-            f"{row['system'] + '  ' if several else ''}{row['id']}  "
-            + " ".join(
-                word if tag == "O" else f"{word}/{tag}"
-                for word, tag in zip(row["words"], row["tags"], strict=True)
-            )
-            for row in rows
+        return _with_rest(
+            rows,
+            "\n".join(
+                f"{row['system'] + '  ' if several else ''}{row['id']}  "
+                + " ".join(
+                    word if tag == "O" else f"{word}/{tag}"
+                    for word, tag in zip(row["words"], row["tags"], strict=True)
+                )
+                for row in shown
+            ),
         )
     header = [*(["system"] if several else []), "id", "answer" if answers else "label", "score"]
     if answers:
@@ -168,8 +170,12 @@ def predicted_table(rows: Sequence[Values]) -> str:
         else:
             line += [row["label"], f"{row['score']:.3f}"]
         lines.append(line)
-    table = format_table(header, lines)
-    if len(rows) > len(shown):
-        left = counted(len(rows) - len(shown), "answer")
-        table += f"\n… and {left} more: --json, --csv FILE or --output FILE have all of them"
-    return table
+    return _with_rest(rows, format_table(header, lines))
+
+
+def _with_rest(rows: Sequence[Values], table: str) -> str:
+    """A table, and what it leaves out."""
+    if len(rows) <= _SHOWN:
+        return table
+    left = counted(len(rows) - _SHOWN, "answer")
+    return f"{table}\n… and {left} more: --json, --csv FILE or --output FILE have all of them"

@@ -279,6 +279,6 @@ def test_hundreds_of_full_windows_decode_in_under_a_second(rule: Rule) -> None:
     )
     both = random.normal(size=(2, n * length)).astype(np.float32)
     logits = Logits({"start_logits": both[0], "end_logits": both[1]}, windows)
-    begin = time.perf_counter()
+    begin = time.process_time()
     decode(logits, rule=rule)
-    assert time.perf_counter() - begin < 1
+    assert time.process_time() - begin < 1

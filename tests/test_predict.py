@@ -131,7 +131,9 @@ def test_classes_are_those_that_were_scored_and_those_of_the_pipeline(classes: P
         assert_same(own(pairs[0], **call), theirs(pairs[0], **call))
 
 
-def test_scores_are_those_that_were_scored_and_those_of_the_pipeline(scores: Path) -> None:
+def test_scores_are_those_that_were_scored_and_those_of_the_pipeline(
+    scores: Path, tmp_path: Path
+) -> None:
     items = Workspace.find(scores).items("dev")
     for name, place in (
         ("bert:1e", "bert/1e"),
@@ -146,6 +148,9 @@ def test_scores_are_those_that_were_scored_and_those_of_the_pipeline(scores: Pat
     theirs = pipeline("text-classification", model=str(scores / "snapshots" / "1e"), device="cpu")
     pair = {"text": items[0].text, "text_pair": items[0].pair}
     assert_same(own(pair), theirs(pair))
+    out = tmp_path / "scores.json"
+    rows = answers.answer([own], items, out)
+    assert json.loads(out.read_text()) == {row["id"]: row["score"] for row in rows}
 
 
 def assert_same(ours: Any, theirs: Any) -> None:
@@ -281,6 +286,30 @@ def test_a_predictor_goes_over_the_hub(classes: Path, hub: Hub, tmp_path: Path) 
     assert Predictor.load(pulled, precision="32")(pair) == predictor(pair)
 
 
+def test_a_saved_encoder_keeps_the_variant_of_its_fine_tuning(
+    tiny_bert: Path, tmp_path: Path
+) -> None:
+    root = tmp_path / "workspace"
+    bertvision.finetune(
+        model=str(tiny_bert),
+        task="csv",
+        train=write_rows(tmp_path / "train.csv", 24, 1, scores=False),
+        dev=write_rows(tmp_path / "dev.csv", 6, 2, scores=False),
+        text="first",
+        save_at="1",
+        lr=1e-2,
+        variant="houlsby:4",
+        precision="32",
+        workspace=root,
+    )
+    predictor = Predictor.load("bert:1e", workspace=root, precision="32")
+    predictor.save_pretrained(tmp_path / "saved")
+    items = Workspace.find(root).items("dev")
+    again = Predictor.from_pretrained(tmp_path / "saved", precision="32")
+    for one, other in zip(again.answers(items), predictor.answers(items), strict=True):
+        assert one["probabilities"] == pytest.approx(other["probabilities"], abs=1e-6)
+
+
 # --- other data of the task ---
 
 
@@ -365,6 +394,15 @@ def test_questions_are_read_in_squads_form_and_from_rows(lab: Workspace, tmp_pat
     unsure = json.loads((tmp_path / "answers.na_prob.json").read_text())
     assert unsure.keys() == expected.keys()
     assert all(0 <= share <= 1 for share in unsure.values())
+    asked = [{"id": q.id, "question": q.question} for q in items if q.context == items[0].context]
+    paragraph = {"context": items[0].context, "qas": asked}
+    (tmp_path / "asked.json").write_text(json.dumps({"data": [{"paragraphs": [paragraph]}]}))
+    text = done(
+        "predict", "adapter-64-shared:1e", "--data", tmp_path / "asked.json", *common, "--json"
+    )
+    assert {row["id"]: row["answer"] for row in rows_of(text)} == {
+        question["id"]: expected[question["id"]] for question in asked
+    }
     rows = tmp_path / "rows.csv"
     with rows.open("w", newline="") as file:
         table = csv.writer(file)

@@ -72,6 +72,9 @@ def test_columns_are_chosen_by_number_or_name(tmp_path: Path) -> None:
         f"# sent_id = 1\n1-2\tannaran{8 * chr(9)}\n{fields}\n{second}\n"
     )
     assert read(tmp_path / "a.conllu")[0].tags == ("PROPN", "VERB")
+    number = fields.replace("anna", "5 000")  # a word of treebanks
+    (tmp_path / "b.conllu").write_text(f"{number}\n{second}\n")
+    assert read(tmp_path / "b.conllu")[0].words == ("5\xa0000", "ran")
     assert read(tmp_path / "a.conllu", "feats")[0].tags == ("Number=Sing", "_")
     (tmp_path / "a.jsonl").write_text('{"words": ["a"], "pos": ["X"], "id": 7}\n')
     assert read(tmp_path / "a.jsonl", "pos")[0][:3] == ("7", ("a",), ("X",))
@@ -100,6 +103,11 @@ def test_malformed_files_are_refused_by_line(
 
 
 def test_malformed_sentences_are_left_out_where_asked(tmp_path: Path) -> None:
+    rows = ['{"tokens": ["a"], "tags": ["X"]}', '{"tokens": ["z"]}', "no JSON"]
+    (tmp_path / "a.jsonl").write_text("\n".join(rows))
+    with pytest.raises(InputError, match=r"a\.jsonl, line 2: "):
+        read(tmp_path / "a.jsonl")
+    assert [item.words for item in read(tmp_path / "a.jsonl", skip_bad=True)] == [("a",)]
     (tmp_path / "a.conll").write_text("anna O\n\nran\n\nfirm B-x\n")
     assert [item.words for item in read(tmp_path / "a.conll", skip_bad=True)] == [
         ("anna",),
@@ -152,9 +160,9 @@ def test_scores_are_those_by_hand() -> None:
     ]
     # told: x, and x again, which is one surface form; true: "x y" and x
     assert surface_f1(items, said) == pytest.approx(100 * 2 * 1 / (1 + 2))
-    assert tag_groups(("new", "york", "x"), ("B-a", "I-a", "O"), (0.5, 1.0, 1.0)) == [
-        {"entity_group": "a", "score": 0.75, "word": "new york", "start": 0, "end": 8}
-    ]
+    assert tag_groups(
+        "new  york x", [(0, 3), (5, 9), (10, 11)], ("B-a", "I-a", "O"), (0.5, 1.0, 1.0)
+    ) == [{"entity_group": "a", "score": 0.75, "word": "new  york", "start": 0, "end": 9}]
 
 
 # --- heads ---

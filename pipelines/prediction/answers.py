@@ -59,13 +59,17 @@ def answer(
 def _parts(
     predictors: Sequence[Predictor], items: Sequence[Any], folder: Path | None
 ) -> Iterator[list[Answer]]:
-    """The answers to some items after another, those of a part system by system."""
+    """Answers in parts of the items, each part system by system."""
     with progress(len(items), "predict" if items[1:] else None, "item") as bar:
         for begin in range(0, len(items), _PART):
             some = items[begin : begin + _PART]
             file = None if folder is None else folder / f"{begin}.jsonl"
             if file is not None and file.is_file():
-                part = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+                part = [
+                    json.loads(line)
+                    for line in file.read_text(encoding="utf-8").split("\n")
+                    if line
+                ]
             else:
                 part = [
                     {"system": predictor.record.name, "id": item.id, **row}
@@ -96,7 +100,9 @@ def _write(path: Path, rows: Sequence[Answer], *, spans: bool) -> None:
     elif path.suffix == ".csv":
         write_text(path, csv_text(flat_rows(rows)))
     else:
-        key = next(name for name in ("answer", "tags", "label") if name in rows[0])
+        # a score is what it is; a class stands beside the probabilities of all
+        names = ("answer", "tags", "label" if "probabilities" in rows[0] else "score")
+        key = next(name for name in names if name in rows[0])
         by_id = {row["id"]: row[key] for row in rows}
         if spans:
             unsure = {row["id"]: row["no_answer"] for row in rows}

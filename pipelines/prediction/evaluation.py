@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pydantic import Field
 
 from bertvision.errors import InputError
-from bertvision.pipelines.prediction.predictor import Predictor, together
+from bertvision.pipelines.prediction.predictor import Predictor, check_alike, together
 from bertvision.pipelines.records import Count, Record
 from bertvision.pipelines.tasks.scores import Rules, Scores
 from bertvision.pipelines.tasks.soundness import report_skipped
@@ -53,11 +53,14 @@ def evaluate_on(
             do not know.
     """
     first = predictors[0]
+    check_alike(predictors)
     config = first.record.task.model_copy(update={"skip_bad": skip_bad})
     there = first.task.splits(source)
-    chosen = split or ("dev" if "dev" in there else there[0])
-    if chosen not in there and there != ("all",):
-        raise InputError(f"--split {chosen}: {source} has {', '.join(there)}")
+    only = "dev" if "dev" in there else there[0] if len(there) == 1 else None
+    chosen = split or only
+    if chosen not in there:
+        asked = "which split is meant" if chosen is None else f"--split {chosen}"
+        raise InputError(f"{asked}: {source} has {', '.join(there)}; say one with --split")
     data = first.task.read(source, chosen, config)
     if data.classes and data.classes != config.classes:
         raise InputError(

@@ -97,7 +97,7 @@ def read_inputs(task: Task, config: TaskConfig, source: str, *, skip_bad: bool) 
     path = Path(source).expanduser()
     form = Path(path.name.removesuffix(".gz")).suffix
     if source != STDIN and form == ".json" and "context" in layout.columns:
-        return list(read_squad(path, skip_bad=skip_bad).questions)
+        return list(read_squad(path, skip_bad=skip_bad, labelled=False).questions)
     if form in COLUMNS and isinstance(task, TaggingTask):
         return list(
             task.read(source, "all", config.model_copy(update={"skip_bad": skip_bad})).items

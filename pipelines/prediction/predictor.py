@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import re
 import shutil
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -46,7 +47,8 @@ from bertvision.pipelines.tasks.logits import Logits, WindowIndex
 from bertvision.pipelines.tasks.tagging import tag_groups
 from bertvision.pipelines.tasks.task import Task, load_task
 from bertvision.pipelines.training.trained_head import task_of_kind
-from bertvision.pipelines.variants.variant import transformer_layers
+from bertvision.pipelines.variants.registry import load_variants
+from bertvision.pipelines.variants.variant import restore, transformer_layers
 from bertvision.pipelines.workspace.records import read_snapshot_info
 from bertvision.pipelines.workspace.runs import Run
 from bertvision.pipelines.workspace.snapshots import encoder_of, load_snapshot
@@ -72,6 +74,8 @@ class PredictorRecord(Record):
     """Threshold of no answer, in logits; None where the task has none."""
     threshold_tuned_on: str | None = None
     """Split of the workspace that tuned it; None where it was left at 0."""
+    variant: tuple[str, ...] = ()
+    """Changes of fine-tuning that the encoder has (`FinetuneConfig.variant`)."""
     checkpoint: str
     """Snapshot of the encoder."""
     weights_sha256: str
@@ -169,8 +173,10 @@ class Predictor:
         record = _checked(folder)
         task = load_task(record.task.name)
         owns = BERT in record.members
-        options = task.model_options(record.task) if owns else {}
-        model = load_model(folder, *([task.model_class] if owns else []), **options)
+        whole = owns or bool(record.variant)
+        options = task.model_options(record.task) if whole else {}
+        model = load_model(folder, *([task.model_class] if whole else []), **options)
+        restore(load_variants(record.variant), model, folder)
         runs = [member for member in record.members if member != BERT]
         heads = {
             run: Head.from_pretrained(folder / "heads" / str(i), named=named)
@@ -212,16 +218,25 @@ class Predictor:
         if question is not None or context is not None:
             inputs = zipped(question, context)
         several = not isinstance(inputs, str | Mapping)
+        if several and not isinstance(inputs, Iterable):
+            raise InputError(f"{inputs!r} is no input: give a text, a dict with texts, or several")
         given = list(inputs) if several else [inputs]
         items = [self.item(one, str(i)) for i, one in enumerate(given)]
-        answers = [self._as_pipeline(answer, top_k) for answer in self.answers(items)]
+        answers = [
+            self._as_pipeline(answer, top_k, one)
+            for answer, one in zip(self.answers(items), given, strict=True)
+        ]
         if several or (isinstance(inputs, str) and top_k == "" and self.task.kind != "token"):
             return answers
         return answers[0]
 
-    def _as_pipeline(self, answer: Mapping[str, Any], top_k: int | None | Literal[""]) -> Any:
+    def _as_pipeline(
+        self, answer: Mapping[str, Any], top_k: int | None | Literal[""], given: Any
+    ) -> Any:
         if self.task.kind == "token":
-            return tag_groups(answer["words"], answer["tags"], answer["scores"])
+            text = given if isinstance(given, str) else given.get("text", given.get("sentence"))
+            places = [match.span() for match in re.finditer(r"\S+", text)]
+            return tag_groups(text, places, answer["tags"], answer["scores"])
         if self.task.kind == "span":
             return {name: answer[name] for name in ("score", "start", "end", "answer")}
         if top_k == "" or "probabilities" not in answer:
@@ -309,7 +324,7 @@ class Predictor:
             DiskSpaceError: The disk is full.
         """
         path = Path(folder).expanduser()
-        if path.is_dir() and any(path.iterdir()) and not (path / FILE).is_file():
+        if path.is_dir() and any(path.iterdir()) and not _is_saved(path):
             raise WorkspaceError(f"{path} holds something else: name another folder")
         make_folder(path.parent)
         with new_folder(path) as made:
@@ -319,7 +334,8 @@ class Predictor:
         backbone, source = self._backbone, self._backbone.folder
         heads = [backbone.heads[run] for run in self.record.members if run != BERT]
         with quiet_transformers():
-            if BERT in self.record.members or (source / FILE).is_file():
+            whole = BERT in self.record.members or self.record.variant
+            if whole or (source / FILE).is_file():
                 for path in sorted(source.iterdir()):
                     if path.is_file() and is_shared(path.name) and path.name not in _RECORDS:
                         shutil.copyfile(path, made / path.name)
@@ -333,7 +349,7 @@ class Predictor:
         files = {
             path.relative_to(made).as_posix(): SharedFile.of(path)
             for path in sorted(made.rglob("*"))
-            if path.is_file()
+            if path.is_file() and is_shared(path.relative_to(made).as_posix())
         }
         manifest = Manifest(
             kind="predictor", name=self.record.name, bertvision=version("bertvision"), files=files
@@ -407,6 +423,23 @@ _RECORDS = {FILE, manifests.FILE, manifests.CARD, "snapshot.json"}
 P = TypeVar("P", bound=Predictor)
 
 
+def check_alike(predictors: Sequence[Predictor]) -> None:
+    """Refuse predictors that are asked at once and tell different things.
+
+    Raises:
+        InputError: Their tasks or the classes of these differ.
+    """
+    first = predictors[0]
+    for other in predictors[1:]:
+        one, two = ((p.task.name, p.record.task.classes) for p in (first, other))
+        if one != two:
+            what = "other classes" if one[0] == two[0] else two[0]
+            raise InputError(
+                f"{first.record.name} answers {one[0]} and {other.record.name} {what}: ask "
+                "systems of one task at once"
+            )
+
+
 def together(
     predictors: Sequence[Predictor], items: Sequence[Any], desc: str | None = None
 ) -> list[Logits]:
@@ -456,7 +489,7 @@ def load_predictors(
     """Load several predictors; those of one snapshot share its encoder.
 
     Args:
-        sources: What each is made of, as `find_source` says it.
+        sources: What each is made of, as of `find_source`.
         precision: Arithmetic: auto, 32 or bf16.
         kind: Class of the predictors.
 
@@ -483,6 +516,7 @@ def load_predictors(
         record = PredictorRecord(
             name=source.name,
             task=info.task,
+            variant=info.finetune.variant,
             members=source.members,
             combine=source.combine,
             checkpoint=info.tag,
@@ -577,6 +611,14 @@ def _brought(
     )
 
 
+def _is_saved(folder: Path) -> bool:
+    """Whether a folder is one of a saved predictor."""
+    try:
+        return manifests.read_manifest(folder).kind == "predictor"
+    except WorkspaceError:
+        return False
+
+
 def _checked(folder: Path) -> PredictorRecord:
     """The record of a saved predictor, after comparing its files with their digests.
 
@@ -588,7 +630,13 @@ def _checked(folder: Path) -> PredictorRecord:
             f"{folder} holds no predictor: Predictor.save_pretrained writes one, with the encoder "
             "and the heads"
         )
-    for name, due in manifests.read_manifest(folder).files.items():
+    listed = manifests.read_manifest(folder).files
+    there = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    if strange := sorted(
+        name for name in there if is_shared(name) and name not in (*listed, manifests.FILE)
+    ):
+        raise WorkspaceError(f"{folder / strange[0]} was not saved with the predictor: remove it")
+    for name, due in listed.items():
         path = folder / name
         if not is_shared(name) or not path.is_file() or sha256_of_files([path]) != due.sha256:
             raise WorkspaceError(f"{path} is missing or damaged: it is not as it was saved")

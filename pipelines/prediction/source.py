@@ -12,8 +12,9 @@ from typing import NamedTuple
 from bertvision.errors import InputError, UnknownNameError
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.results.results import Result, read_results
-from bertvision.pipelines.results.systems import Combine, SystemName, find_system
-from bertvision.pipelines.workspace.heads import find_head, trained_heads, trained_on
+from bertvision.pipelines.results.systems import Combine, SystemName, find_system, label
+from bertvision.pipelines.workspace.heads import find_head, trained_heads
+from bertvision.pipelines.workspace.heads import trained_on as only_trained_on
 from bertvision.pipelines.workspace.runs import Run
 from bertvision.pipelines.workspace.workspace import Workspace
 
@@ -43,12 +44,20 @@ class Source(NamedTuple):
         return {f"{run}:{on}": find_head(self.workspace, on, run) for run, _, on in named}
 
 
-def find_source(text: str, workspace: str | Path | Workspace | None) -> Source | str:
+def find_source(
+    text: str,
+    workspace: str | Path | Workspace | None,
+    *,
+    trained_on: str | None = None,
+    checkpoint: str | None = None,
+) -> Source | str:
     """What a name means: a system of a workspace, or a saved predictor, whose place is returned.
 
     Args:
         text: As in `Predictor.load`.
         workspace: The workspace, or its folder; None is the one that one stands in.
+        trained_on: Snapshot that a head was trained on, as if it stood in ``text``.
+        checkpoint: Snapshot of the encoder, likewise.
 
     Raises:
         UnknownNameError: There is no such head, snapshot or ensemble, or more than one.
@@ -57,8 +66,10 @@ def find_source(text: str, workspace: str | Path | Workspace | None) -> Source |
     folder = Path(text).expanduser()
     if (folder / FILE).is_file() or ("/" in text and not folder.exists()):
         return text
-    if folder.is_dir():
+    if folder.is_dir() and ("/" in text or (folder / "config.json").is_file()):
         folder = folder.resolve()
+        if len(folder.parents) < 3:
+            raise InputError(f"{folder} holds nothing that answers")
         if (folder / "snapshot.json").is_file():
             workspace, text = folder.parents[1], f"{BERT}:{folder.name}"
         elif folder.parents[1].name == "heads" and (folder / "config.json").is_file():
@@ -70,13 +81,20 @@ def find_source(text: str, workspace: str | Path | Workspace | None) -> Source |
             )
     space = workspace if isinstance(workspace, Workspace) else Workspace.find(workspace)
     asked = SystemName.parse(text)
+    if asked.trained_on is not None and (trained_on or checkpoint):
+        raise InputError(f"{text} names its snapshots: leave --trained-on and --checkpoint out")
+    asked = asked._replace(
+        trained_on=asked.trained_on or trained_on, checkpoint=asked.checkpoint or checkpoint
+    )
     results = read_results(space, "dev", left_out=[])
     if asked.name.startswith(("max-", "mean-")) and "+" in asked.name:
-        ensemble = find_system(results, text)
+        ensemble = find_system(
+            results, asked.name, trained_on=asked.trained_on, checkpoint=asked.checkpoint
+        )
         members = tuple(m if m == BERT else f"{m}:{ensemble.trained_on}" for m in ensemble.members)
         combine: Combine = "max" if asked.name.startswith("max-") else "mean"
         space.require_snapshot(ensemble.checkpoint)
-        return Source(text, space, ensemble.checkpoint, members, combine, ensemble)
+        return Source(label(ensemble), space, ensemble.checkpoint, members, combine, ensemble)
     if asked.name == BERT:
         on = asked.checkpoint or _only(BERT, space.snapshots())
         member = run = BERT
@@ -84,7 +102,7 @@ def find_source(text: str, workspace: str | Path | Workspace | None) -> Source |
         run = Run.parse(asked.name).name
         tags = [tag for tag, name in trained_heads(space) if name == run]
         if not tags:
-            trained_on(space, [run])  # which says what there is
+            only_trained_on(space, [run])  # which says what there is
         on = asked.trained_on or _only(asked.name, tags)
         find_head(space, on, run)
         member = f"{run}:{on}"

@@ -172,7 +172,7 @@ def _whole(metric: MetricName, result: Result, task: Any) -> _Whole | None:
     if metric == "f1" and "macro_f1" in headline(result.rules):
         return lambda predicted, gold: class_metrics.f1(predicted, gold, task.positive)
     if metric in task.ratios:
-        return lambda parts, _: float(100 * parts.real.sum() / parts.imag.sum())
+        return lambda parts, _: float(100 * parts.real.sum() / max(parts.imag.sum(), 1))
     return getattr(class_metrics, metric) if METRICS[metric].whole else None
 
 

@@ -24,8 +24,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -129,9 +130,9 @@ class TaggingTask(Task):
             rows = _of_hub(source, "validation" if split == "dev" else split, label)
         else:
             rows, digest = _rows(path, label)
-        for place, row in rows:
+        for name, place, parse in rows:
             with collected.part(place):
-                collected.take(_sentence(row, place), place)
+                collected.take(_sentence(parse(), name), name)
         data = collected.data(digest or _digest(collected.items))
         known = config.classes or _sorted({tag for item in data.items for tag in item.tags})
         unknown = Counter(tag for item in data.items for tag in item.tags if tag not in known)
@@ -320,13 +321,14 @@ def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
 
 
 def tag_groups(
-    words: Sequence[str], tags: Sequence[str], scores: Sequence[float]
+    text: str, places: Sequence[tuple[int, int]], tags: Sequence[str], scores: Sequence[float]
 ) -> list[dict[str, Any]]:
     """Neighbouring words of one kind as one, as transformers' token-classification pipeline has it.
 
     Args:
-        words: Words of a sentence, with a space between them.
-        tags: Tag of each.
+        text: The text.
+        places: Characters [start, end) of each word in it.
+        tags: Tag of each word.
         scores: Probability of each.
 
     Returns:
@@ -335,20 +337,16 @@ def tag_groups(
     """
     groups: list[dict[str, Any]] = []
     members: list[float] = []
-    begin, last = 0, ""
-    for word, tag, score in zip(words, tags, scores, strict=True):
+    last = ""
+    for (begin, end), tag, score in zip(places, tags, scores, strict=True):
         prefix, kind = (tag[0], tag[2:]) if tag[:2] in ("B-", "I-") else ("I", tag)
-        end = begin + len(word)
-        if kind == last and prefix != "B":
-            members.append(score)
-            group = groups[-1]
-            group |= {"word": f"{group['word']} {word}", "end": end}
-        else:
-            members = [score]
-            groups.append({"entity_group": kind, "score": 0.0, "word": word})
-            groups[-1] |= {"start": begin, "end": end}
+        if kind != last or prefix == "B":
+            members = []
+            groups.append({"entity_group": kind, "score": 0.0, "word": "", "start": begin})
+        members.append(score)
         groups[-1]["score"] = float(np.mean(members))
-        begin, last = end + 1, kind
+        groups[-1] |= {"word": text[groups[-1]["start"] : end], "end": end}
+        last = kind
     return [group for group in groups if group["entity_group"] != OUTSIDE]
 
 
@@ -440,7 +438,7 @@ def _sentence(row: Mapping[str, Any], place: str) -> TaggedSentence:
     if len(words) != len(tags):
         raise InputError(f"has {len(words)} words and {len(tags)} tags: give one for each word")
     for word in words:
-        if not isinstance(word, str) or not word or any(letter.isspace() for letter in word):
+        if not isinstance(word, str) or not word or set(word) & set(" \t\r\n"):
             raise InputError(f"the word {word!r} must have characters, and no white space")
         check_text(word, "the word")
     for tag in tags:
@@ -451,11 +449,12 @@ def _sentence(row: Mapping[str, Any], place: str) -> TaggedSentence:
     return TaggedSentence(str(row.get("id") or place), tuple(words), tuple(tags), ())
 
 
-Rows = Iterator[tuple[str, Mapping[str, Any]]]
+Rows = Iterator[tuple[str, str, Callable[[], Mapping[str, Any]]]]
+"""Of each sentence a name, the place that errors begin with, and what reads its words and tags."""
 
 
 def _rows(path: Path, label: str | None) -> tuple[Rows, str]:
-    """The sentences of a file with their places, and the SHA-256 of its bytes."""
+    """The sentences of a file, and the SHA-256 of its bytes."""
     form = Path(path.name.removesuffix(".gz")).suffix
     if form in _ROWS:
         columns = {
@@ -465,77 +464,62 @@ def _rows(path: Path, label: str | None) -> tuple[Rows, str]:
         }
         hint = "give lists tokens and tags, or name the column of the tags with --label"
         table = read_table(path, Layout(columns, hint=hint), forms=_ROWS)
-        return ((row.place, row.fields) for row in table.rows), str(table.sha256)
+        return ((row.place, row.place, row.parse) for row in table.rows), str(table.sha256)
     text, digest = read_text(path)
     return _blocks(text, label, conllu=form == ".conllu"), digest
 
 
 def _blocks(text: str, label: str | None, *, conllu: bool) -> Rows:
-    """The sentences of CoNLL columns; those of malformed lines raise when they are read."""
+    """The sentences of CoNLL columns."""
+    read = partial(_read_block, label=label, conllu=conllu)
     lines: list[Line] = []
     for number, line in enumerate([*text.split("\n"), ""], 1):
         if line.strip() and not line.startswith("-DOCSTART-"):
-            lines.append(Line(number, line.removesuffix("\r")))
+            if lines or not _is_comment(line):
+                lines.append(Line(number, line.removesuffix("\r")))
         elif lines:
-            words = [line for i, line in enumerate(lines) if not _is_comment(line.text, lines[:i])]
-            if words:
-                place = f"line {words[0].number}"
-                yield place, _Block(words, label, conllu)
+            yield f"line {lines[0].number}", "", partial(read, lines)
             lines = []
 
 
-def _is_comment(line: str, before: Sequence[Line]) -> bool:
-    """Whether a line says something of the sentence below it."""
+def _is_comment(line: str) -> bool:
+    """Whether a line in front of a sentence says something of it, and is no word with its tag."""
     return (
         line.startswith("#")
         and "\t" not in line
-        and all(one.text.startswith("#") for one in before)
-        and (line.startswith(("# ", "#\xa0")) or len(line.split()) == 1)
+        and (line.startswith("# ") or len(line.split()) == 1)
     )
 
 
-class _Block(Mapping[str, Any]):
-    """The words and tags of a sentence, which are read when they are asked for."""
+def _read_block(lines: Sequence[Line], *, label: str | None, conllu: bool) -> Mapping[str, Any]:
+    """The words and tags of a sentence in columns."""
+    rows = [_fields(line, label, conllu=conllu) for line in lines]
+    words = [row for row in rows if row is not None]
+    return {"words": [word for word, _ in words], "tags": [tag for _, tag in words]}
 
-    def __init__(self, lines: Sequence[Line], label: str | None, conllu: bool) -> None:
-        self._lines, self._label, self._conllu = lines, label, conllu
 
-    def __getitem__(self, name: str) -> Any:
-        rows = [self._fields(line) for line in self._lines]
-        place = 0 if name == "words" else 1
-        return [row[place] for row in rows if row]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(("words", "tags"))
-
-    def __len__(self) -> int:
-        return 2
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """A field; a sentence in columns has no ``id``."""
-        return self[name] if name in ("words", "tags") else default
-
-    def _fields(self, line: Line) -> tuple[str, str] | None:
-        """The word and the tag of a line; None of one that repeats the words below it."""
-        fields = line.text.split("\t") if "\t" in line.text else line.text.split()
-        fields = [field.strip() for field in fields]
-        if self._conllu:
-            name = (self._label or "upos").upper()
-            if name not in FIELDS[3:8] or len(fields) != len(FIELDS):
-                raise InputError(
-                    f"line {line.number}: has {len(fields)} fields, a word has {len(FIELDS)}; "
-                    f"--label may be {', '.join(FIELDS[3:8]).lower()}"
-                )
-            if not fields[0].isdigit():
-                return None
-            return fields[1].replace(" ", "\xa0"), fields[FIELDS.index(name)]
-        column = len(fields) if self._label is None else _number(self._label)
-        if len(fields) < 2 or column > len(fields):
+def _fields(line: Line, label: str | None, *, conllu: bool) -> tuple[str, str] | None:
+    """The word and the tag of a line; None of one that repeats the words below it."""
+    fields = line.text.split("\t") if "\t" in line.text else line.text.split()
+    fields = [field.strip() for field in fields]
+    if conllu:
+        name = (label or "upos").upper()
+        if name not in FIELDS[3:8]:
+            raise InputError(f"--label {label}: give one of {', '.join(FIELDS[3:8]).lower()}")
+        if len(fields) != len(FIELDS):
             raise InputError(
-                f"line {line.number}: has {counted(len(fields), 'field')}: give a word and its tag "
-                "with a tab between them" + (f", in column {column}" if self._label else "")
+                f"line {line.number}: has {counted(len(fields), 'field')}, a word has {len(FIELDS)}"
             )
-        return fields[0], fields[column - 1]
+        if not fields[0].isdigit():
+            return None
+        return fields[1].replace(" ", "\xa0"), fields[FIELDS.index(name)]
+    column = len(fields) if label is None else _number(label)
+    if len(fields) < 2 or column > len(fields):
+        raise InputError(
+            f"line {line.number}: has {counted(len(fields), 'field')}: give a word and its tag "
+            "with a tab between them" + (f", in column {column}" if label else "")
+        )
+    return fields[0], fields[column - 1]
 
 
 def _number(label: str) -> int:
@@ -560,5 +544,19 @@ def _of_hub(source: str, split: str, label: str | None) -> Rows:
     feature = data.features[tags]
     of_classes = getattr(getattr(feature, "feature", feature), "names", None)
     for i, row in enumerate(data):
-        told = [of_classes[tag] for tag in row[tags]] if of_classes else list(row[tags])
-        yield f"row {i}", {"words": list(row[words]), "tags": told, "id": row.get("id")}
+        told = {"words": row[words], "tags": row[tags], "id": row.get("id")}
+        yield f"row {i}", f"row {i}", partial(_with_names, told, of_classes)
+
+
+def _with_names(row: Mapping[str, Any], classes: Sequence[str] | None) -> Mapping[str, Any]:
+    """A row of the hub with its tags by their names.
+
+    Raises:
+        InputError: a number is that of no class, as where a split is not labelled.
+    """
+    tags = list(row["tags"] or [])
+    if classes is not None:
+        if wrong := [tag for tag in tags if tag not in range(len(classes))]:
+            raise InputError(f"the tag {wrong[0]!r} is none of the {len(classes)} classes")
+        tags = [classes[tag] for tag in tags]
+    return {**row, "words": list(row["words"] or []), "tags": tags}

@@ -85,8 +85,9 @@ class SquadData(NamedTuple):
 class SquadReader(Collector):
     """Collects validated questions, and what was skipped, of one source."""
 
-    def __init__(self, source: str, skip_bad: bool) -> None:
+    def __init__(self, source: str, skip_bad: bool, *, labelled: bool = True) -> None:
         super().__init__(source, skip_bad=skip_bad, noun="question")
+        self.labelled = labelled
         self._contexts: dict[str, str] = {}  # so that equal contexts are one object
 
     def document(self, document: Any) -> str | None:
@@ -137,6 +138,8 @@ class SquadReader(Collector):
     def _question(self, qa: dict[str, Any], context: str) -> Question:
         if type(qa.get("id")) is int:  # as annotation tools number them
             qa = {**qa, "id": str(qa["id"])}
+        if not self.labelled:
+            qa = {**qa, "answers": [], "is_impossible": True}
         question_id, question = _text(qa, "id"), _text(qa, "question")
         if not question_id:
             raise InputError("id: is empty")
@@ -241,7 +244,7 @@ FORMS = (".json", *_ROWS)
 """Ends of the names of files with questions."""
 
 
-def read_squad(path: Path, *, skip_bad: bool = False) -> SquadData:
+def read_squad(path: Path, *, skip_bad: bool = False, labelled: bool = True) -> SquadData:
     """Read a file of questions: in SQuAD's form, or with a row for each question.
 
     Rows have id, question, context and answers, ``{"text": […], "answer_start": […]}`` or a list of
@@ -254,12 +257,13 @@ def read_squad(path: Path, *, skip_bad: bool = False) -> SquadData:
         skip_bad: Leave out malformed articles, paragraphs and questions and report them in
             ``skipped``. A file that cannot be read at all, or of which no question is left, is an
             error all the same.
+        labelled: Whether questions must have answers; otherwise those there are are not read.
 
     Raises:
         InputError: the file or a part of it is malformed; names the file, the JSON path and why.
     """
     path = Path(path)
-    reader = SquadReader(str(path), skip_bad)
+    reader = SquadReader(str(path), skip_bad, labelled=labelled)
     if path.name.removesuffix(".gz").endswith(_ROWS):
         table = read_table(path, LAYOUT, forms=_ROWS)
         reader.rows(table.rows)
