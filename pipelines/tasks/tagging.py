@@ -450,7 +450,7 @@ def _sentence(row: Mapping[str, Any], place: str) -> TaggedSentence:
 
 
 Rows = Iterator[tuple[str, str, Callable[[], Mapping[str, Any]]]]
-"""Of each sentence a name, the place that errors begin with, and what reads its words and tags."""
+"""Name of each sentence, the place that errors begin with, and the reader of its words and tags."""
 
 
 def _rows(path: Path, label: str | None) -> tuple[Rows, str]:
