@@ -40,10 +40,9 @@ def write_rows(path: Path, count: int, seed: int, *, scores: bool) -> str:
     return str(path)
 
 
-def make_sentences(model: Path, folder: Path, *, scores: bool) -> Path:
-    """A workspace of pairs of texts, with the head cls-learned-pooling on its only snapshot."""
+def make_pairs(model: Path, folder: Path, *, scores: bool, **options: Any) -> Path:
+    """A workspace of pairs of texts with one snapshot."""
     root = folder / "workspace"
-    common: dict[str, Any] = {"precision": "32", "workspace": root}
     bertvision.finetune(
         model=str(model),
         task="csv",
@@ -53,9 +52,17 @@ def make_sentences(model: Path, folder: Path, *, scores: bool) -> Path:
         pair="second",
         save_at="1",
         batch_size=8,
-        lr=1e-3,
-        **common,
+        precision="32",
+        workspace=root,
+        **{"lr": 1e-3, **options},
     )
+    return root
+
+
+def make_sentences(model: Path, folder: Path, *, scores: bool) -> Path:
+    """As `make_pairs`, with the head cls-learned-pooling on the snapshot."""
+    root = make_pairs(model, folder, scores=scores)
+    common: dict[str, Any] = {"precision": "32", "workspace": root}
     bertvision.extract("1e", encoding="float32", **common)
     bertvision.train("cls-learned-pooling", checkpoint="1e", epochs=2, **common)
     bertvision.evaluate("cls-learned-pooling", **common)
@@ -289,19 +296,7 @@ def test_a_predictor_goes_over_the_hub(classes: Path, hub: Hub, tmp_path: Path) 
 def test_a_saved_encoder_keeps_the_variant_of_its_fine_tuning(
     tiny_bert: Path, tmp_path: Path
 ) -> None:
-    root = tmp_path / "workspace"
-    bertvision.finetune(
-        model=str(tiny_bert),
-        task="csv",
-        train=write_rows(tmp_path / "train.csv", 24, 1, scores=False),
-        dev=write_rows(tmp_path / "dev.csv", 6, 2, scores=False),
-        text="first",
-        save_at="1",
-        lr=1e-2,
-        variant="houlsby:4",
-        precision="32",
-        workspace=root,
-    )
+    root = make_pairs(tiny_bert, tmp_path, scores=False, variant="houlsby:4", lr=1e-2)
     predictor = Predictor.load("bert:1e", workspace=root, precision="32")
     predictor.save_pretrained(tmp_path / "saved")
     items = Workspace.find(root).items("dev")
@@ -512,3 +507,6 @@ def test_a_task_without_texts_is_refused(tiny_bert: Path, tmp_path: Path) -> Non
             assert "no task that answers texts" in str(error)  # noqa: PT017
     assert {"squad_v2", "answerable", "sst2", "qnli", "csv", "trec"} <= set(answered)
     assert not {"parsing", "ordering", "phrases"} & set(answered)
+    half = load_task("parsing")  # as a task of one's own that defines less than it takes
+    with pytest.raises(InputError, match="defines inputs, unlabelled and answers"):
+        half.unlabelled({"text": "anna"}, "0")

@@ -133,7 +133,7 @@ class LensResult(AnalysisResult):
         ]
 
     def levels(self) -> dict[str, dict[str, float]]:
-        """What one scores who looks at no state."""
+        """Score of a guess that looks at no state."""
         return {
             "top1": {"most frequent word": self.majority},
             "log_p": {"by frequency": self.unigram_log_p},

@@ -1,4 +1,4 @@
-"""What is asked: texts, pairs, and questions with their contexts, typed or in a file."""
+"""Inputs of predictors: texts, pairs, questions with their contexts; typed or in a file."""
 
 from __future__ import annotations
 

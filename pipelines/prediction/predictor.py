@@ -16,13 +16,12 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import torch
 
-from bertvision.errors import BertvisionWarning, InputError, UnknownNameError, WorkspaceError
+from bertvision.errors import BertvisionWarning, InputError, WorkspaceError
 from bertvision.featurestore.storage.durable import make_folder
 from bertvision.pipelines.encoders.loading import (
     load_model,
@@ -39,9 +38,8 @@ from bertvision.pipelines.results.systems import Combine
 from bertvision.pipelines.sharing import manifest as manifests
 from bertvision.pipelines.sharing.cards import predictor_card
 from bertvision.pipelines.sharing.head import Head
-from bertvision.pipelines.sharing.hub import Repository, ask, connect, parse_repository
-from bertvision.pipelines.sharing.manifest import Manifest, SharedFile
-from bertvision.pipelines.sharing.shareable import Shareable, is_shared, push
+from bertvision.pipelines.sharing.hub import cached_folder
+from bertvision.pipelines.sharing.shareable import Shareable, is_shared, push_saved
 from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.tasks.logits import Logits, WindowIndex
 from bertvision.pipelines.tasks.tagging import tag_groups
@@ -169,7 +167,15 @@ class Predictor:
         """
         folder = Path(place).expanduser()
         if not folder.is_dir():
-            folder = _brought(str(place), revision, token, cache_dir, local_files_only)
+            folder = cached_folder(
+                str(place),
+                ("*.json", "*.safetensors", "*.txt", "*.model"),
+                "give that of a saved predictor, or owner/name on the hub",
+                revision=revision,
+                token=token,
+                cache_dir=cache_dir,
+                local_files_only=local_files_only,
+            )
         record = _checked(folder)
         task = load_task(record.task.name)
         owns = BERT in record.members
@@ -346,15 +352,7 @@ class Predictor:
         for i, head in enumerate(heads):
             head.save_pretrained(made / "heads" / str(i))
         write_record(made / FILE, self.record)
-        files = {
-            path.relative_to(made).as_posix(): SharedFile.of(path)
-            for path in sorted(made.rglob("*"))
-            if path.is_file() and is_shared(path.relative_to(made).as_posix())
-        }
-        manifest = Manifest(
-            kind="predictor", name=self.record.name, bertvision=version("bertvision"), files=files
-        )
-        (made / manifests.FILE).write_bytes(manifest.content())
+        manifests.write_manifest(made, "predictor", self.record.name, sorted(_files(made)))
 
     def push_to_hub(
         self,
@@ -383,15 +381,9 @@ class Predictor:
             InputError: ``repo_id`` is none, or the repository holds something else.
             HubError: The hub cannot be reached, or refuses.
         """
-        _, name = parse_repository(repo_id)
-        with TemporaryDirectory() as temporary:
-            folder = Path(temporary) / "predictor"
-            self.save_pretrained(folder)
-            files = {
-                path.relative_to(folder).as_posix(): path
-                for path in sorted(folder.rglob("*"))
-                if path.is_file()
-            }
+
+        def made(folder: Path, name: str) -> Shareable:
+            self.save_pretrained(folder / "predictor")
             record = self.record
             facts = {
                 "task": record.task.name,
@@ -400,17 +392,13 @@ class Predictor:
                 "classes": ", ".join(record.task.classes),
                 "threshold of no answer": record.threshold,
             }
-            card = predictor_card(
-                name, record.name, facts, "context" in self.layout.columns, license
-            )
-            sent = push(
-                connect(token),
-                Repository(name, "model", revision),
-                Shareable("predictor", self.record.name, files, card),
-                private=private,
-                replace=replace,
-            )
-        return str(sent.url)
+            question = "context" in self.layout.columns
+            card = predictor_card(name, record.name, facts, question, license)
+            return Shareable("predictor", record.name, _files(folder / "predictor"), card)
+
+        return push_saved(
+            *(made, repo_id), private=private, revision=revision, replace=replace, token=token
+        )
 
     def __repr__(self) -> str:
         return f"<Predictor {self.record.name}: {self.record.task.name}>"
@@ -489,7 +477,7 @@ def load_predictors(
     """Load several predictors; those of one snapshot share its encoder.
 
     Args:
-        sources: What each is made of, as of `find_source`.
+        sources: Source of each, as of `find_source`.
         precision: Arithmetic: auto, 32 or bf16.
         kind: Class of the predictors.
 
@@ -583,32 +571,10 @@ def _cut(model: PreTrainedModel, highest: int, tokenizer: Any) -> PreTrainedMode
     return lower if same else model
 
 
-def _brought(
-    place: str,
-    revision: str | None,
-    token: str | bool | None,
-    cache_dir: str | Path | None,
-    local_files_only: bool,
-) -> Path:
-    """The folder in the hub's cache with the files of a predictor."""
-    try:
-        _, name = parse_repository(place)
-    except InputError:
-        raise UnknownNameError(
-            f"there is no folder {place}: give that of a saved predictor, or owner/name on the hub"
-        ) from None
-    return Path(
-        ask(
-            Repository(name, "model", revision),
-            lambda: connect(token).snapshot_download(
-                name,
-                allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model"],
-                revision=revision,
-                cache_dir=cache_dir,
-                local_files_only=local_files_only,
-            ),
-        )
-    )
+def _files(folder: Path) -> dict[str, Path]:
+    """The files of a saved predictor, by their paths inside its folder."""
+    paths = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*")}
+    return {name: path for name, path in paths.items() if path.is_file() and is_shared(name)}
 
 
 def _is_saved(folder: Path) -> bool:
@@ -631,10 +597,7 @@ def _checked(folder: Path) -> PredictorRecord:
             "and the heads"
         )
     listed = manifests.read_manifest(folder).files
-    there = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    if strange := sorted(
-        name for name in there if is_shared(name) and name not in (*listed, manifests.FILE)
-    ):
+    if strange := sorted(set(_files(folder)) - {*listed, manifests.FILE}):
         raise WorkspaceError(f"{folder / strange[0]} was not saved with the predictor: remove it")
     for name, due in listed.items():
         path = folder / name

@@ -1,4 +1,4 @@
-"""What a predictor is made of: the snapshot and the heads that a name means.
+"""The sources of predictors: the snapshot and the heads that a name means.
 
 Nothing heavy is imported, so that a wrong name is refused at once.
 """
@@ -25,7 +25,7 @@ BERT = "bert"
 
 
 class Source(NamedTuple):
-    """What a predictor is made of, in a workspace."""
+    """The parts of a predictor, in a workspace."""
 
     name: str
     workspace: Workspace
@@ -51,7 +51,7 @@ def find_source(
     trained_on: str | None = None,
     checkpoint: str | None = None,
 ) -> Source | str:
-    """What a name means: a system of a workspace, or a saved predictor, whose place is returned.
+    """Find the system of a workspace that a name means, or the place of a saved predictor.
 
     Args:
         text: As in `Predictor.load`.

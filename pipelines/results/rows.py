@@ -422,7 +422,7 @@ def _add_best_members(runs: Sequence[Row]) -> None:
 
 
 def _trainings(run: Row) -> tuple[Any, ...]:
-    """What runs have in common that differ by their seed; tuned and untuned ones have no mean."""
+    """Key of runs that differ by their seed alone; tuned and untuned ones have no mean."""
     names = ("system", "name", "fraction", "trained_on", "checkpoint")
     return *(run[name] for name in names), _tuned(run)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from bertvision.errors import InputError, UnknownNameError, WorkspaceError
+from bertvision.errors import InputError, WorkspaceError
 from bertvision.featurestore.storage.durable import make_folder
 from bertvision.models.factory import build_head, kind_of
 from bertvision.models.outputs import ClassOutput, SpanOutput
@@ -20,9 +18,9 @@ from bertvision.pipelines.files import sha256_of_files
 from bertvision.pipelines.records import write_record
 from bertvision.pipelines.sharing import manifest as manifests
 from bertvision.pipelines.sharing.cards import head_card
-from bertvision.pipelines.sharing.hub import Repository, ask, connect, parse_repository
-from bertvision.pipelines.sharing.manifest import CARD, Manifest, SharedFile
-from bertvision.pipelines.sharing.shareable import Shareable, push
+from bertvision.pipelines.sharing.hub import cached_folder
+from bertvision.pipelines.sharing.manifest import CARD
+from bertvision.pipelines.sharing.shareable import Shareable, push_saved
 from bertvision.pipelines.training.trained_head import changed_file
 from bertvision.pipelines.workspace.records import RunConfig, read_run_config
 
@@ -103,7 +101,16 @@ class Head(nn.Module):
         """
         folder = Path(place).expanduser()
         if not folder.is_dir():
-            folder = _brought(str(place), revision, token, cache_dir, local_files_only)
+            folder = cached_folder(
+                str(place),
+                (CONFIG, WEIGHTS, "metrics.json", manifests.FILE, CARD),
+                "give that of a trained head, such as heads/1e/learned-pooling in a workspace, or "
+                "owner/name on the hub",
+                revision=revision,
+                token=token,
+                cache_dir=cache_dir,
+                local_files_only=local_files_only,
+            )
         config = read_run_config(folder)
         if ":" in config.head and named != config.head:
             raise InputError(
@@ -132,12 +139,7 @@ class Head(nn.Module):
         state = {n: x.detach().cpu().contiguous() for n, x in self.module.state_dict().items()}
         save_file(state, path / WEIGHTS)
         write_record(path / CONFIG, self.config)
-        files = {name: SharedFile.of(path / name) for name in (CONFIG, WEIGHTS)}
-        (path / manifests.FILE).write_bytes(
-            Manifest(
-                kind="head", name=self.name, bertvision=version("bertvision"), files=files
-            ).content()
-        )
+        manifests.write_manifest(path, "head", self.name, (CONFIG, WEIGHTS))
 
     def push_to_hub(
         self,
@@ -169,53 +171,21 @@ class Head(nn.Module):
             InputError: ``repo_id`` is none, or the repository holds something else.
             HubError: the hub cannot be reached, or refuses.
         """
-        _, name = parse_repository(repo_id)
-        with TemporaryDirectory() as temporary:
-            folder = Path(temporary)
+
+        def made(folder: Path, name: str) -> Shareable:
             self.save_pretrained(folder)
             files = {file: folder / file for file in (CONFIG, WEIGHTS)}
             card = head_card(name, self.config, None, [], license)
-            sent = push(
-                connect(token),
-                Repository(name, "model", revision),
-                Shareable("head", self.name, files, card),
-                private=private,
-                replace=replace,
-            )
-        return sent.url
+            return Shareable("head", self.name, files, card)
+
+        return push_saved(
+            *(made, repo_id), private=private, revision=revision, replace=replace, token=token
+        )
 
     @property
     def name(self) -> str:
         """As it is called in a workspace: ``learned-pooling@s1:0.3e``."""
         return f"{self.config.run.text}:{self.config.trained_on}"
-
-
-def _brought(
-    place: str,
-    revision: str | None,
-    token: str | bool | None,
-    cache_dir: str | Path | None,
-    local_files_only: bool,
-) -> Path:
-    """The folder in the hub's cache with the files of a head."""
-    try:
-        _, name = parse_repository(place)
-    except InputError:
-        raise UnknownNameError(
-            f"there is no folder {place}: give that of a trained head, such as "
-            "heads/1e/learned-pooling in a workspace, or owner/name on the hub"
-        ) from None
-
-    def brought() -> str:
-        return connect(token).snapshot_download(
-            name,
-            allow_patterns=[CONFIG, WEIGHTS, "metrics.json", manifests.FILE, CARD],
-            revision=revision,
-            cache_dir=cache_dir,
-            local_files_only=local_files_only,
-        )
-
-    return Path(ask(Repository(name, "model", revision), brought))
 
 
 def _check_digests(folder: Path) -> None:

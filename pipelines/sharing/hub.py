@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, TypeVar, get_args
 
-from bertvision.errors import BertvisionError, HubError, InputError
+from bertvision.errors import BertvisionError, HubError, InputError, UnknownNameError
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -110,6 +111,48 @@ def ask(
             raise clear
         log.info("%s; again in %g seconds", clear, pause)
         time.sleep(pause)
+
+
+def cached_folder(
+    place: str,
+    patterns: Sequence[str],
+    missing: str,
+    *,
+    revision: str | None,
+    token: str | bool | None,
+    cache_dir: str | Path | None,
+    local_files_only: bool,
+) -> Path:
+    """The folder in the hub's cache with files of a repository of models.
+
+    Args:
+        place: ``owner/name``.
+        patterns: Files to bring.
+        missing: Advice where ``place`` is no such name.
+        revision: Branch, tag or commit.
+        token: Token for the hub; None is that of the environment or of its login.
+        cache_dir: Folder of downloads; None is the hub's cache.
+        local_files_only: Take what the cache has, and ask nobody.
+
+    Raises:
+        UnknownNameError: it is no name of a repository.
+        HubError: the hub cannot be reached, or refuses.
+    """
+    try:
+        _, name = parse_repository(place)
+    except InputError:
+        raise UnknownNameError(f"there is no folder {place}: {missing}") from None
+
+    def brought() -> str:
+        return connect(token).snapshot_download(
+            name,
+            allow_patterns=[*patterns],
+            revision=revision,
+            cache_dir=cache_dir,
+            local_files_only=local_files_only,
+        )
+
+    return Path(ask(Repository(name, "model", revision), brought))
 
 
 def exists(api: HfApi, repository: Repository) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -65,6 +66,20 @@ class Manifest(Record):
         """The file, with its own checksum."""
         text = json.dumps(self.model_dump(mode="json"), indent=2, ensure_ascii=False)
         return sealed(text.encode()) + b"\n"
+
+
+def write_manifest(folder: Path, kind: Kind, name: str, files: Iterable[str]) -> None:
+    """Write the digests of files of a folder beside them.
+
+    Args:
+        folder: The folder.
+        kind: Kind of what is in it.
+        name: Its name where it was made.
+        files: Paths inside the folder.
+    """
+    listed = {path: SharedFile.of(folder / path) for path in files}
+    manifest = Manifest(kind=kind, name=name, bertvision=version("bertvision"), files=listed)
+    (folder / FILE).write_bytes(manifest.content())
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
 
 from bertvision.errors import InputError, ProvenanceError, WorkspaceError
@@ -18,7 +19,7 @@ from bertvision.pipelines.files import new_folder, sha256_of_files
 from bertvision.pipelines.records import read_record
 from bertvision.pipelines.sharing import manifest as manifests
 from bertvision.pipelines.sharing.cards import head_card, report_card, snapshot_card
-from bertvision.pipelines.sharing.hub import Repository
+from bertvision.pipelines.sharing.hub import Repository, connect, parse_repository
 from bertvision.pipelines.sharing.manifest import (
     CARD,
     Kind,
@@ -186,6 +187,38 @@ def push(
         base=base,
         removed=removed,
     )
+
+
+def push_saved(
+    made: Callable[[Path, str], Shareable],
+    repo_id: str,
+    *,
+    private: bool | None,
+    revision: str | None,
+    replace: bool,
+    token: str | bool | None,
+) -> str:
+    """Send to the hub what is in memory.
+
+    Args:
+        made: saves it in a folder, for the card of a repository of that name.
+        repo_id: ``owner/name``, made where there is none.
+        private: Visibility of a new repository; None is what its owner has set.
+        revision: Branch to send to, made where there is none.
+        replace: Take the place of what `push` did not send, or of another kind of thing.
+        token: Token for the hub; None is that of the environment or of its login.
+
+    Returns:
+        The address of the repository.
+
+    Raises:
+        InputError: ``repo_id`` is none, or the repository holds something else.
+        HubError: the hub cannot be reached, or refuses.
+    """
+    _, name = parse_repository(repo_id)
+    with TemporaryDirectory() as folder:
+        shareable, place = made(Path(folder), name), Repository(name, "model", revision)
+        return push(connect(token), place, shareable, private=private, replace=replace).url
 
 
 def pull_folder(

@@ -32,7 +32,7 @@ from bertvision.pipelines.tasks.data import TaskConfig, TaskData
 from bertvision.pipelines.tasks.logits import Logits
 from bertvision.pipelines.tasks.own_output import OutputLayer, OwnOutput
 from bertvision.pipelines.tasks.scores import Scores
-from bertvision.pipelines.tasks.task import Task
+from bertvision.pipelines.tasks.task import Task, class_labels
 from bertvision.pipelines.tasks.treebank import (
     NO_WORD,
     ParsedSentence,
@@ -360,8 +360,7 @@ class ParsingTask(Task):
 
     def model_options(self, config: TaskConfig) -> Mapping[str, Any]:
         """A logit for each relation, by its name."""
-        names = config.classes
-        return {"id2label": dict(enumerate(names)), "label2id": {n: i for i, n in enumerate(names)}}
+        return class_labels(config.classes)
 
     def outputs(self, config: TaskConfig) -> int:
         """How many relations there are."""

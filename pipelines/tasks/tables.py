@@ -122,7 +122,7 @@ class Layout:
     header: tuple[str, ...] = ()
     """Names of the columns of files without a header line, in their order."""
     separator: str = ""
-    """What stands between fields, each of which is taken as it stands; of a space the first; a line
+    """Separator of fields, each of which is taken as it stands; of a space the first; a line
     break where a line is one field. Empty is a comma in ``.csv``, where fields may be quoted, and
     else a tab."""
     quoted: bool = False
@@ -132,7 +132,7 @@ class Layout:
     any_case: bool = False
     """Whether names of columns are compared without regard to case."""
     hint: str = ""
-    """What to do where a column is missing."""
+    """Advice where a column is missing."""
 
     def present(self, names: Iterable[str]) -> dict[str, str]:
         """The name of each column among the names of a file; absent columns are left out."""

@@ -22,6 +22,7 @@ and BIOES are read by one rule. The F1 of surface forms is that of WNUT 2017 (De
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,7 +54,7 @@ from bertvision.pipelines.tasks.tables import (
     offered_splits,
     read_table,
 )
-from bertvision.pipelines.tasks.task import Labels, Task
+from bertvision.pipelines.tasks.task import Labels, Task, class_labels
 from bertvision.pipelines.tasks.treebank import FIELDS, NO_WORD, words_of_tokens
 from bertvision.pipelines.tasks.windows import Batch, Windows
 
@@ -105,8 +106,7 @@ class TaggingTask(Task):
 
     def model_options(self, config: TaskConfig) -> Mapping[str, Any]:
         """A logit for each tag, by its name."""
-        names = config.classes
-        return {"id2label": dict(enumerate(names)), "label2id": {n: i for i, n in enumerate(names)}}
+        return class_labels(config.classes)
 
     def outputs(self, config: TaskConfig) -> int:
         """How many tags there are."""
@@ -421,8 +421,6 @@ def _sorted(tags: set[str]) -> tuple[str, ...]:
 
 
 def _digest(items: Sequence[TaggedSentence]) -> str:
-    import hashlib
-
     return hashlib.sha256(repr([item[:3] for item in items]).encode()).hexdigest()
 
 

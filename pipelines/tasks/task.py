@@ -262,11 +262,7 @@ class Task(ABC):
         Raises:
             InputError: The items of the task are no texts that somebody types.
         """
-        raise InputError(
-            f"{self.name} is no task that answers texts: there are predictions for questions over "
-            "contexts, and for the classes and scores of sentences and pairs; `bertvision report` "
-            "shows what the encoder itself scores"
-        )
+        raise self._answers_nothing()
 
     def unlabelled(self, texts: Mapping[str, str], name: str) -> Any:
         """An item without its label.
@@ -274,8 +270,11 @@ class Task(ABC):
         Args:
             texts: Its texts, by the names of `inputs`.
             name: Id of the item.
+
+        Raises:
+            InputError: As of `inputs`.
         """
-        raise NotImplementedError
+        raise self._answers_nothing()
 
     def answers(
         self, logits: Logits, config: TaskConfig, threshold: float | None
@@ -290,8 +289,18 @@ class Task(ABC):
         Returns:
             For each item its ``answer`` as in `Scores.predictions`, and what
             `transformers.pipeline` gives for the task beside it; probabilities are 0 to 1.
+
+        Raises:
+            InputError: As of `inputs`.
         """
-        raise NotImplementedError
+        raise self._answers_nothing()
+
+    def _answers_nothing(self) -> InputError:
+        return InputError(
+            f"{self.name} is no task that answers texts: there are predictions for questions over "
+            "contexts, for the classes and scores of sentences and pairs, and for the tags of "
+            "words; a task of your own defines inputs, unlabelled and answers"
+        )
 
     @abstractmethod
     def score(self, dev: Logits, tune: Logits | None) -> Scores:
@@ -314,6 +323,11 @@ def as_table(items: Sequence[Any], schema: Mapping[str, Any]) -> pa.Table:
 
     columns = {name: [getattr(item, name) for item in items] for name in schema}
     return pa.table({name: pa.array(values, schema[name]) for name, values in columns.items()})
+
+
+def class_labels(names: Sequence[str]) -> dict[str, Any]:
+    """Settings of a model's configuration that name its classes, in the order of their logits."""
+    return {"id2label": dict(enumerate(names)), "label2id": {n: i for i, n in enumerate(names)}}
 
 
 def load_task(name: str) -> Task:

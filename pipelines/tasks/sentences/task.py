@@ -27,7 +27,7 @@ from bertvision.pipelines.tasks.scores import Scores, class_answers
 from bertvision.pipelines.tasks.sentences.metrics import classification_metrics, regression_metrics
 from bertvision.pipelines.tasks.soundness import Example, linked
 from bertvision.pipelines.tasks.tables import Column
-from bertvision.pipelines.tasks.task import Task, as_table
+from bertvision.pipelines.tasks.task import Task, as_table, class_labels
 from bertvision.pipelines.tasks.windows import Batch, Encoded, Windows, encode
 
 if TYPE_CHECKING:
@@ -108,10 +108,8 @@ class SentenceTask(Task):
         pipelines from squashing a score; transformers' loss, which it also chooses, is never
         computed, since no labels are passed to the model.
         """
-        names = config.classes or ("score",)
         return {
-            "id2label": dict(enumerate(names)),
-            "label2id": {name: i for i, name in enumerate(names)},
+            **class_labels(config.classes or ("score",)),
             "problem_type": "single_label_classification" if config.classes else "regression",
         }
 

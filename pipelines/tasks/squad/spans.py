@@ -31,7 +31,7 @@ from bertvision.pipelines.tasks.squad.decoding import apply_threshold, decode, t
 from bertvision.pipelines.tasks.squad.metrics import squad_metrics
 from bertvision.pipelines.tasks.squad.read import Question
 from bertvision.pipelines.tasks.squad.windows import QuestionTask, window_labels
-from bertvision.pipelines.tasks.task import Labels
+from bertvision.pipelines.tasks.task import Labels, class_labels
 from bertvision.pipelines.tasks.windows import Batch, Windows
 
 
@@ -140,11 +140,7 @@ class AnswerableTask(QuestionTask):
 
     def model_options(self, config: TaskConfig) -> Mapping[str, Any]:
         """Two classes, by name."""
-        names = ("unanswerable", "answerable")
-        return {
-            "id2label": dict(enumerate(names)),
-            "label2id": {name: i for i, name in enumerate(names)},
-        }
+        return class_labels(("unanswerable", "answerable"))
 
     def check_data(self, items: Sequence[Question], source: str) -> None:
         """Refuse data of one class alone.
