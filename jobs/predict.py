@@ -13,7 +13,7 @@ from bertvision.jobs.show import Row, Rows, Values
 from bertvision.pipelines.declare import PrecisionOption, WorkspacePath, job
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.reading import Names, StrPath, parse_names, path_of
-from bertvision.pipelines.text import format_table, number
+from bertvision.pipelines.results.columns import Column, columns, table_of
 from bertvision.pipelines.workspace.data import check_source
 
 _SHOWN = 40
@@ -144,38 +144,40 @@ def written_table(rows: Sequence[Values], path: Path) -> str:
 def predicted_table(rows: Sequence[Values]) -> str:
     """The answers, each in a line; of many the first."""
     shown = rows[:_SHOWN]
-    several = len({row["system"] for row in rows}) > 1
-    answers = bool(rows) and "answer" in rows[0]
+    names = {row["system"] for row in rows}
+    heads = columns("text", system="system") if len(names) > 1 else []
     if rows and "tags" in rows[0]:
-        return _with_rest(
-            rows,
-            "\n".join(
-                f"{row['system'] + '  ' if several else ''}{row['id']}  "
-                + " ".join(
-                    word if tag == "O" else f"{word}/{tag}"
-                    for word, tag in zip(row["words"], row["tags"], strict=True)
-                )
-                for row in shown
-            ),
+        lines = [
+            "  ".join(
+                [*(str(row[column.key]) for column in [*heads, _ID]), words_with_tags(row)],
+            )
+            for row in shown
+        ]
+        table = "\n".join(lines)
+    else:
+        columns_shown = _ANSWER if rows and "answer" in rows[0] else _LABEL
+        table = table_of(
+            [*heads, _ID, *columns_shown],
+            [{**row, "answer": row.get("answer") or "(no answer)"} for row in shown],
         )
-    header = [*(["system"] if several else []), "id", "answer" if answers else "label", "score"]
-    if answers:
-        header.append("no answer")
-    lines: list[list[str]] = []
-    for row in shown:
-        line = [*([row["system"]] if several else []), str(row["id"])]
-        if answers:
-            line += [row["answer"] or "(no answer)", f"{row['score']:.3f}"]
-            line.append(number(row["no_answer"], "{:.3f}"))
-        else:
-            line += [row["label"], f"{row['score']:.3f}"]
-        lines.append(line)
-    return _with_rest(rows, format_table(header, lines))
+    if len(rows) > _SHOWN:
+        left = counted(len(rows) - _SHOWN, "answer")
+        table += f"\n… and {left} more: --json, --csv FILE or --output FILE have all of them"
+    return table
 
 
-def _with_rest(rows: Sequence[Values], table: str) -> str:
-    """A table, and what it leaves out."""
-    if len(rows) <= _SHOWN:
-        return table
-    left = counted(len(rows) - _SHOWN, "answer")
-    return f"{table}\n… and {left} more: --json, --csv FILE or --output FILE have all of them"
+_ID = Column("id", "id", "text")
+_LABEL = [Column("label", "label", "text"), Column("score", "score", digits=3)]
+_ANSWER = [
+    Column("answer", "answer", "text"),
+    Column("score", "score", digits=3),
+    Column("no_answer", "no answer", digits=3),
+]
+
+
+def words_with_tags(row: Values) -> str:
+    """Words of a row, each with its tag behind a slash unless it stands outside of entities."""
+    return " ".join(
+        word if tag == "O" else f"{word}/{tag}"
+        for word, tag in zip(row["words"], row["tags"], strict=True)
+    )
