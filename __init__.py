@@ -20,7 +20,7 @@ __version__ = "0.2.0"
 _MODULES = {
     # what one does
     "jobs.experiment": ("quickstart", "status", "score", "report"),
-    "jobs.finetune": ("finetune", "logits", "repeat", "spread"),
+    "jobs.finetune": ("adopt", "finetune", "logits", "repeat", "spread"),
     "jobs.extract": ("extract",),
     "jobs.foreign": ("import_states", "export_states"),
     "jobs.generation": ("generate", "generated_texts"),
@@ -56,6 +56,7 @@ _MODULES = {
     "errors": ("BertvisionError", "BertvisionWarning"),
     # options of what one does
     "pipelines.workspace.job_options": (
+        "DataOptions",
         "FinetuneOptions",
         "ExtractOptions",
         "TrainOptions",
@@ -114,6 +115,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.jobs.experiment import score as score
     from bertvision.jobs.experiment import status as status
     from bertvision.jobs.extract import extract as extract
+    from bertvision.jobs.finetune import adopt as adopt
     from bertvision.jobs.finetune import finetune as finetune
     from bertvision.jobs.finetune import logits as logits
     from bertvision.jobs.finetune import repeat as repeat
@@ -192,6 +194,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.pipelines.training.datamodule import HiddenStates as HiddenStates
     from bertvision.pipelines.training.trained_head import load_head as load_head
     from bertvision.pipelines.variants.variant import Variant as Variant
+    from bertvision.pipelines.workspace.job_options import DataOptions as DataOptions
     from bertvision.pipelines.workspace.job_options import ExtractOptions as ExtractOptions
     from bertvision.pipelines.workspace.job_options import FinetuneOptions as FinetuneOptions
     from bertvision.pipelines.workspace.job_options import GenerateOptions as GenerateOptions

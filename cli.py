@@ -34,7 +34,7 @@ def commands() -> dict[str, tuple[str, ...]]:
     """Commands by heading of `bertvision --help`; `bertvision rsa` calls ``bertvision.rsa``."""
     return {
         "Start": ("quickstart", "doctor", "status"),
-        "Fine-tune": ("finetune", "repeat", "logits"),
+        "Fine-tune": ("finetune", "adopt", "repeat", "logits"),
         "Store": ("extract", "generate", "store"),
         "Heads": ("heads", "train", "evaluate", "predict", "sweep", "ensemble"),
         "Analyse": tuple(analysis.names()),

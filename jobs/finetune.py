@@ -34,7 +34,7 @@ from bertvision.pipelines.workspace.checks import check_learns, find_workspace
 from bertvision.pipelines.workspace.config import FinetuneConfig
 from bertvision.pipelines.workspace.data import check_source
 from bertvision.pipelines.workspace.heads import only_tag
-from bertvision.pipelines.workspace.job_options import FinetuneOptions
+from bertvision.pipelines.workspace.job_options import DataOptions, FinetuneOptions
 from bertvision.pipelines.workspace.selection import check_split
 
 if TYPE_CHECKING:
@@ -96,6 +96,61 @@ def finetune(
     from bertvision.pipelines.finetuning.finetune import finetune as run
 
     return Status.model_validate(run(path_of(workspace), options, resume=resume))
+
+
+@job
+def adopt(
+    folders: Names,
+    *,
+    options: DataOptions = DEFAULTS,
+    classes: Names | None = None,
+    workspace: WorkspacePath = None,
+    **changes: Any,
+) -> Status:
+    """Take encoders that others fine-tuned as snapshots, and score them as they are.
+
+    Their output layers are kept, with classes in the order of the data's. Heads, probes and
+    analyses then read their hidden states as those of any snapshot.
+
+    Examples:
+        >>> import bertvision
+        >>> space = bertvision.Workspace.find()
+        >>> adopted = bertvision.adopt(
+        ...     f"{space.snapshot_dir('1e')}:3e",
+        ...     train=space.dataset().source("train"),
+        ...     dev=space.dataset().source("dev"),
+        ...     max_length=space.config.task.max_length,
+        ...     workspace="adopted",
+        ... )
+        >>> [snapshot.tag for snapshot in adopted.snapshots]
+        ['3e']
+
+    Args:
+        folders: Checkpoints: folders, names on the hub, or the output folder of transformers'
+            Trainer, whose checkpoint-500, checkpoint-1000, … are all taken. The epochs are read
+            from trainer_state.json; elsewhere say them behind a colon, such as FOLDER:3e.
+        classes: Classes in the order of the outputs, where config.json does not name them (its
+            id2label), such as negative,positive.
+
+    Returns:
+        The contents of the workspace.
+
+    Raises:
+        InputError: a checkpoint has no output layer of the task, one of other classes, or another
+            encoder or tokenizer than the first; or an option or the data are wrong.
+        WorkspaceError: the workspace was made otherwise, or has another snapshot of a tag.
+        LockedError: another process is adopting into this workspace.
+    """
+    for section in (TaskConfig, FinetuneConfig):
+        validated(section, options.given(section))
+    for option in ("train", "dev", "data"):
+        check_source(f"--{option}", getattr(options, option))
+    from bertvision.pipelines.finetuning.adopt import adopt as run
+    from bertvision.pipelines.finetuning.adopt import find_checkpoints
+
+    sources = find_checkpoints(parse_names(folders))
+    named = () if classes is None else parse_names(classes)
+    return Status.model_validate(run(path_of(workspace), sources, options, named))
 
 
 def checked(options: FinetuneOptions, save_at: Tags | None) -> FinetuneOptions:

@@ -173,7 +173,7 @@ def test_start_imports_no_heavy_library(part: str, tmp_path: Path) -> None:
 
 PUBLIC = """
     __version__
-    quickstart status score report finetune logits repeat spread extract
+    quickstart status score report adopt finetune logits repeat spread extract
     import_states export_states generate generated_texts audit shuffle_tokens
     train evaluate heads predict sweep dry_run doctor
     ensemble compare latency quantise push pull error_analysis results predictions table
@@ -183,7 +183,7 @@ PUBLIC = """
     ActivationLoader TokenStream TokenBatch
     Sampler SequentialSampler ShuffleSampler ShardPlan
     ActivationDataModule HiddenStates BertvisionError BertvisionWarning
-    FinetuneOptions ExtractOptions TrainOptions GenerateOptions ProbeOptions RankOptions
+    DataOptions FinetuneOptions ExtractOptions TrainOptions GenerateOptions ProbeOptions RankOptions
     SimilarityOptions
     build_head SpanHead ClassificationHead ClassOutput SpanOutput class_loss span_loss
     distillation_loss

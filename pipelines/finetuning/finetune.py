@@ -107,12 +107,12 @@ def finetune(
             log.info("every snapshot of %s is there: nothing to do", workspace.root)
         started = time.monotonic()
         with joined() as group:
-            (go,) = group.first_says(int(not made))
+            (go,) = group.first_says(int(not made and workspace.config.adopted is None))
             steps = _train(workspace, group, resume_every_seconds) if go else 0
         seconds = time.monotonic() - started if steps else 0.0
         (workspace.root / "finetune" / "resume.ckpt").unlink(missing_ok=True)
         for tag in tags:
-            ensure_snapshot(workspace, tag)  # means, once their parts are there
+            ensure_snapshot(workspace, tag)  # means, once their parts are there; adopted ones
         if evaluate:
             for tag in tags:
                 evaluate_bert(workspace, tag)

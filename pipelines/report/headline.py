@@ -299,6 +299,8 @@ def facts(
             "Fine-tuning",
             ""
             if not find_task(task.name).learns
+            else "; ".join(f"{tag} is {place}" for tag, place in config.adopted.sources.items())
+            if config.adopted
             else f"{tuned.epochs:g} epoch{'' if tuned.epochs == 1 else 's'}, "
             f"batch {tuned.batch_size}"
             + (f" × {tuned.accumulate}" if tuned.accumulate > 1 else "")

@@ -182,6 +182,16 @@ class FinetuneConfig(Settings):
         return tuple(SnapshotTag(tag) for tag in self.save_at)
 
 
+class AdoptedConfig(Settings):
+    """Snapshots that others fine-tuned."""
+
+    sources: dict[Tag, str]
+    """Checkpoint of each: the absolute path of its folder, or its name on the hub."""
+    classes: tuple[str, ...] = ()
+    """Classes of the checkpoints in the order of their outputs, where their configuration does not
+    name them."""
+
+
 _LATER = {
     "model": ("output_layer",),
     "task": (
@@ -205,14 +215,25 @@ class WorkspaceConfig(Settings):
     data: dict[str, DataConfig]
     """By split: ``train`` without the held-out part, ``tune`` (held out), ``dev``."""
     finetune: FinetuneConfig
+    adopted: AdoptedConfig | None = None
+    """Checkpoints of others, where nothing was fine-tuned here; the file does not say it without
+    any."""
     activations: str | None = None
     """Folder or URL of the activation store; None is ``activations/`` in the workspace."""
     versions: dict[str, str] = Field(default_factory=dict)
     """Library versions when the workspace was made."""
 
+    @model_serializer(mode="wrap")
+    def _without_none(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = write(self)
+        if values["adopted"] is None:
+            del values["adopted"]
+        return values
+
     def digest(self) -> str:
         """Hex sha256 of all settings that decide the snapshots' values."""
-        values = self.model_dump(mode="json", exclude={"versions", "activations"})
+        values = self.model_dump(mode="json")
+        del values["versions"], values["activations"]
         del values["finetune"]["distil"]  # where the teacher is; its weights say which it is
         if self.finetune.init_from is not None:  # likewise where the start is
             values["finetune"]["init_from"] = True

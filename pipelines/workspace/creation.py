@@ -91,11 +91,15 @@ def planned_run(root: Path | None, options: FinetuneOptions, *, resume: bool) ->
         workspace = Workspace(place, new_config(options))
         check_starts(workspace.config)
         return workspace
-    return _agreed(workspace, options)
+    return agreed(workspace, options)
 
 
-def new_config(options: FinetuneOptions) -> WorkspaceConfig:
+def new_config(options: FinetuneOptions, *, adopted: bool = False) -> WorkspaceConfig:
     """The settings of a new workspace, after reading the model's and the data's digests.
+
+    Args:
+        options: Options that were asked for.
+        adopted: Whether snapshots come with their own output layers, and that of the model is none.
 
     Raises:
         InputError: something needed was not given, or is wrong.
@@ -145,7 +149,8 @@ def new_config(options: FinetuneOptions) -> WorkspaceConfig:
         advice = "; --skip-shared leaves such rows out of train"
         report_shared(kind.texts, read["train"].items, read["dev"].items, advice)
     data = selected_data(sources, read, task, finetune)
-    return _config(checkpoint, task, finetune, data, output=_output(checkpoint, task, options))
+    output = None if adopted else _output(checkpoint, task, options)
+    return _config(checkpoint, task, finetune, data, output=output)
 
 
 def _output(
@@ -232,7 +237,7 @@ def planned_workspace(
         finetune = FinetuneConfig(save_at=(SnapshotTag("0e"),))
         checkpoint = (find_pretrained if weights else find_unloaded)(model, revision)
         return Workspace(place, _config(checkpoint, task, finetune, {}, weights=weights))
-    return _agreed(workspace, FinetuneOptions(model=model))
+    return agreed(workspace, FinetuneOptions(model=model))
 
 
 def _config(
@@ -262,8 +267,12 @@ def _config(
     )
 
 
-def _agreed(workspace: Workspace, options: FinetuneOptions) -> Workspace:
-    """A workspace that options agree with; what they name elsewhere is there (see `_moved`)."""
+def agreed(workspace: Workspace, options: FinetuneOptions) -> Workspace:
+    """A workspace that options agree with; what they name elsewhere is there (see `_moved`).
+
+    Raises:
+        WorkspaceError: it was made with other settings.
+    """
     config = _moved(workspace.config, options)
     workspace = workspace if config == workspace.config else replace(workspace, config=config)
     settings: dict[str, object] = {}

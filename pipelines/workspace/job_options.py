@@ -30,21 +30,14 @@ LABEL = Option("Column of the labels (task csv; default label).")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneOptions(Options):
-    """Options of ``bertvision finetune``; None follows the workspace, or else the default.
+class DataOptions(Options):
+    """Options of a new workspace: its encoder, its task and its data; None is the default.
 
     Those named like a field of `TaskConfig` or `FinetuneConfig` mean that field, whose default and
     bounds are there.
     """
 
     model: Annotated[str | None, Option("Encoder, such as BERT: hub name or local folder.")] = None
-    init_from: Annotated[
-        str | None,
-        Option(
-            "Begin with the encoder of another workspace's snapshot, in the place of --model and "
-            "with a new output layer: FOLDER:TAG, such as ../phrases:1e."
-        ),
-    ] = None
     revision: Annotated[str | None, Option("Branch, tag or commit on the hub.")] = None
     task: Annotated[
         str | None,
@@ -60,24 +53,6 @@ class FinetuneOptions(Options):
     text: Annotated[str | None, TEXT] = None
     pair: Annotated[str | None, PAIR] = None
     label: Annotated[str | None, LABEL] = None
-    epochs: Annotated[float | None, Option("How long to train (default 1).")] = None
-    save_at: tuple[str, ...] | None = None
-    """Tags of the snapshots."""
-    batch_size: Annotated[int | None, Option("Windows per batch (default 8).")] = None
-    lr: Annotated[float | None, Option("Learning rate of Adam (default 1e-5).")] = None
-    weight_decay: Annotated[
-        float | None, Option("Decoupled weight decay; above 0, Adam is AdamW (default 0).")
-    ] = None
-    warmup: Annotated[
-        float | None, Option("Part of the steps in which the learning rate rises (default 0).")
-    ] = None
-    decay: Annotated[
-        str | None, Option("none keeps the learning rate, linear lets it fall to 0.")
-    ] = None
-    accumulate: Annotated[int | None, Option("Batches per optimiser step (default 1).")] = None
-    gradient_clip: Annotated[
-        float | None, Option("Largest norm of the gradient; 0 is off (default 0).")
-    ] = None
     precision: Annotated[
         str | None, Option("Arithmetic: 32, bf16, or auto, which is bf16 where it is native.")
     ] = None
@@ -86,13 +61,6 @@ class FinetuneOptions(Options):
         Option(
             "Train on a seeded subset of at most so many questions, held-out ones among them; of "
             "one seed the smaller lies in the larger."
-        ),
-    ] = None
-    order: Annotated[
-        str | None,
-        Option(
-            "Order of training windows: shuffled (default); in every epoch as given, or by "
-            "length, the shortest first."
         ),
     ] = None
     tune_fraction: Annotated[
@@ -113,6 +81,70 @@ class FinetuneOptions(Options):
     overlap: Annotated[
         int | None, Option("Tokens that neighbouring windows share (default 128).")
     ] = None
+    seed: Annotated[int | None, Option("Seed of everything random (default 0).")] = None
+
+    def source(self, split: str) -> str | None:
+        """Where a split of the source comes from: an absolute path, or a hub name."""
+        if split == "dev" and self.dev_fraction:
+            split = "train"
+        source: str | None = getattr(self, split) or self.data or self._hub
+        if source is None:
+            return None
+        path = Path(source).expanduser()
+        return str(path.resolve()) if path.exists() else source
+
+    @property
+    def own_task(self) -> str | None:
+        """The task that ``task`` names, where it does not name a data set."""
+        own = self.task is not None and is_task(self.task) and self.task not in SQUAD
+        return self.task if own else None
+
+    @property
+    def _hub(self) -> str | None:
+        return find_task(self.own_task).hub if self.own_task else self.task
+
+    def given(self, section: type[BaseModel]) -> dict[str, Any]:
+        """The options that were given, of those that ``section`` has under the same name."""
+        names = {f.name for f in fields(self)} & set(section.model_fields)
+        return {n: getattr(self, n) for n in sorted(names) if getattr(self, n) is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneOptions(DataOptions):
+    """Options of ``bertvision finetune``; None follows the workspace, or else the default."""
+
+    init_from: Annotated[
+        str | None,
+        Option(
+            "Begin with the encoder of another workspace's snapshot, in the place of --model and "
+            "with a new output layer: FOLDER:TAG, such as ../phrases:1e."
+        ),
+    ] = None
+    epochs: Annotated[float | None, Option("How long to train (default 1).")] = None
+    save_at: tuple[str, ...] | None = None
+    """Tags of the snapshots."""
+    batch_size: Annotated[int | None, Option("Windows per batch (default 8).")] = None
+    lr: Annotated[float | None, Option("Learning rate of Adam (default 1e-5).")] = None
+    weight_decay: Annotated[
+        float | None, Option("Decoupled weight decay; above 0, Adam is AdamW (default 0).")
+    ] = None
+    warmup: Annotated[
+        float | None, Option("Part of the steps in which the learning rate rises (default 0).")
+    ] = None
+    decay: Annotated[
+        str | None, Option("none keeps the learning rate, linear lets it fall to 0.")
+    ] = None
+    accumulate: Annotated[int | None, Option("Batches per optimiser step (default 1).")] = None
+    gradient_clip: Annotated[
+        float | None, Option("Largest norm of the gradient; 0 is off (default 0).")
+    ] = None
+    order: Annotated[
+        str | None,
+        Option(
+            "Order of training windows: shuffled (default); in every epoch as given, or by "
+            "length, the shortest first."
+        ),
+    ] = None
     variant: Annotated[
         tuple[str, ...] | None,
         Option("Changes to fine-tuning, such as freeze:6,layer-decay:0.9 (docs/variants.md)."),
@@ -130,17 +162,6 @@ class FinetuneOptions(Options):
     labels_weight: Annotated[
         float | None, Option("Part of the loss that labels have, with --distil (default 0.5).")
     ] = None
-    seed: Annotated[int | None, Option("Seed of everything random (default 0).")] = None
-
-    def source(self, split: str) -> str | None:
-        """Where a split of the source comes from: an absolute path, or a hub name."""
-        if split == "dev" and self.dev_fraction:
-            split = "train"
-        source: str | None = getattr(self, split) or self.data or self._hub
-        if source is None:
-            return None
-        path = Path(source).expanduser()
-        return str(path.resolve()) if path.exists() else source
 
     def sources(self) -> dict[str, str | None]:
         """Where train and dev of a new workspace come from.
@@ -159,21 +180,6 @@ class FinetuneOptions(Options):
                 "from the hub, or --task cola --data glue/CoLA"
             )
         return sources
-
-    @property
-    def own_task(self) -> str | None:
-        """The task that ``task`` names, where it does not name a data set."""
-        own = self.task is not None and is_task(self.task) and self.task not in SQUAD
-        return self.task if own else None
-
-    @property
-    def _hub(self) -> str | None:
-        return find_task(self.own_task).hub if self.own_task else self.task
-
-    def given(self, section: type[BaseModel]) -> dict[str, Any]:
-        """The options that were given, of those that ``section`` has under the same name."""
-        names = {f.name for f in fields(self)} & set(section.model_fields)
-        return {n: getattr(self, n) for n in sorted(names) if getattr(self, n) is not None}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,13 @@
-"""The snapshots that need no training: the pretrained encoder, its untrained twin, and means."""
+"""The snapshots that need no training here.
+
+They are the pretrained encoder, its untrained twin, means, and checkpoints of others.
+"""
 
 from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -20,14 +24,19 @@ from bertvision.pipelines.encoders.loading import (
     load_tokenizer,
     new_model,
 )
-from bertvision.pipelines.encoders.output_layer import load_with_output
+from bertvision.pipelines.encoders.output_layer import (
+    OutputOrigin,
+    choose_output,
+    load_with_output,
+)
+from bertvision.pipelines.encoders.trainer_state import trainer_state
 from bertvision.pipelines.encoders.weights import weights_digest
 from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.tasks.windows import special_ends
 from bertvision.pipelines.variants.registry import load_variants
 from bertvision.pipelines.variants.variant import begin, whole
-from bertvision.pipelines.workspace.config import WorkspaceConfig
+from bertvision.pipelines.workspace.config import AdoptedConfig, WorkspaceConfig
 from bertvision.pipelines.workspace.records import is_snapshot
 from bertvision.pipelines.workspace.selection import check_unlearned
 from bertvision.pipelines.workspace.snapshots import (
@@ -163,7 +172,9 @@ def check_starts(config: WorkspaceConfig) -> None:
 
 
 def ensure_snapshot(workspace: Workspace, tag: str) -> Path:
-    """The folder of a snapshot; ``0e``, ``untrained`` and means are made where they are missing.
+    """The folder of a snapshot, which is made where it is missing and needs no training.
+
+    Such are ``0e``, ``untrained``, means, and checkpoints of others (see `finetuning.adopt`).
 
     ``untrained`` has the architecture of the pretrained encoder and the random weights that its
     library initialises it with, from the workspace's seed: the twin of which probes tell what the
@@ -171,23 +182,97 @@ def ensure_snapshot(workspace: Workspace, tag: str) -> Path:
     weights of its parts (Wortsman et al. 2022, arXiv:2203.05482, *Model soups*; of one training).
 
     Raises:
-        UnknownNameError: another snapshot, which only fine-tuning makes, is missing.
+        UnknownNameError: another snapshot, which only fine-tuning makes, is missing, or the
+            encoder that adopted ones began with is not known.
         InputError: the pretrained checkpoint cannot be reached.
         WorkspaceError: its weights changed.
     """
     tag = SnapshotTag(tag)
-    folder = workspace.snapshot_dir(tag)
-    if is_snapshot(folder) or not (tag.is_untrained or tag.fraction == 0 or tag.is_mean):
+    folder, adopted = workspace.snapshot_dir(tag), workspace.config.adopted
+    source = None if adopted is None else adopted.sources.get(tag)
+    made_here = source is not None or tag.is_untrained or tag.fraction == 0 or tag.is_mean
+    if is_snapshot(folder) or not made_here:
         return workspace.require_snapshot(tag)
+    if adopted and tag.fraction == 0 and workspace.config.model.name_or_path in _places(adopted):
+        raise UnknownNameError(
+            f"{workspace.root} has no snapshot {tag}: from which encoder those of others were "
+            "fine-tuned is not known; adopt them into another --workspace and name it with --model"
+        )
     parts = [ensure_snapshot(workspace, part) for part in tag.parts] if tag.is_mean else []
     folder.parent.mkdir(parents=True, exist_ok=True)
     with exclusive(folder.with_name(f".{tag}.lock"), f"making snapshot {tag}", wait=True):
         if not is_snapshot(folder):
             if parts:
                 _average(workspace, tag, folder, parts)
+            elif source is not None:
+                _adopt(workspace, tag, folder, source)
             else:
                 _make(workspace, tag, folder)
     return folder
+
+
+def _places(adopted: AdoptedConfig) -> set[str]:
+    return set(adopted.sources.values())
+
+
+def adopted_output(
+    checkpoint: PretrainedEncoder, task: TaskConfig, classes: Sequence[str]
+) -> tuple[PretrainedEncoder, OutputOrigin]:
+    """A checkpoint of others with its classes named, and how its output layer is taken.
+
+    Args:
+        checkpoint: Checkpoint of others.
+        task: Settings of the task.
+        classes: Classes in the order of its outputs; empty takes those of its configuration.
+
+    Raises:
+        InputError: it has no output layer of the task, or one of other classes.
+    """
+    name, kind = checkpoint.name_or_path, load_task(task.name)
+    if classes:
+        named = copy.deepcopy(checkpoint.config)
+        if len(classes) != named.num_labels:
+            raise InputError(
+                f"--classes {','.join(classes)}: {name} has {named.num_labels} outputs; name the "
+                "class of each"
+            )
+        named.id2label = dict(enumerate(classes))
+        checkpoint = checkpoint._replace(config=named)
+    choice = choose_output(checkpoint, kind.model_class, kind.model_options(task))
+    if choice.origin is None:
+        raise InputError(
+            f"{name} has no output layer of the task {task.name}: `bertvision finetune --model "
+            f"{name}` gives it one"
+        )
+    if choice.origin == "new":
+        theirs = list((checkpoint.config.id2label or {}).values())
+        raise InputError(
+            f"the outputs of {name} are called {', '.join(map(str, theirs))}, and the classes of "
+            f"the data {', '.join(task.classes)}: where they are the same by other names, give "
+            "these in the order of its outputs with --classes"
+        )
+    return checkpoint, choice.origin
+
+
+def _adopt(workspace: Workspace, tag: SnapshotTag, folder: Path, source: str) -> None:
+    """Save a checkpoint of others as a snapshot, its outputs in the order of the data's classes."""
+    config, checkpoint = workspace.config, find_pretrained(source)
+    kind, classes = load_task(config.task.name), config.adopted.classes if config.adopted else ()
+    checkpoint, origin = adopted_output(checkpoint, config.task, classes)
+    model = load_with_output(
+        *(checkpoint.folder, kind.model_class, checkpoint.config),
+        kind.model_options(config.task),
+        origin=origin,
+        seed=config.finetune.seed,
+    )
+    state = trainer_state(checkpoint.folder)
+    save_snapshot(
+        *(folder, model, load_tokenizer(checkpoint.folder), config),
+        tag=tag,
+        step=state.global_step if state else 0,
+        steps_per_epoch=round(state.global_step / state.epoch) if state else 0,
+        adopted_from=source,
+    )
 
 
 def _average(workspace: Workspace, tag: SnapshotTag, folder: Path, parts: list[Path]) -> None:

@@ -245,6 +245,9 @@ class SnapshotInfo(Settings):
     config_sha256: str
     """Digest of this snapshot's model configuration."""
     tokenizer_sha256: str
+    adopted_from: str | None = None
+    """Checkpoint of others that it is: a folder, or a name on the hub. How it was fine-tuned is not
+    known, and ``finetune`` says nothing of it."""
     pretrained: ModelConfig
     task: TaskConfig
     data: dict[str, DataConfig]

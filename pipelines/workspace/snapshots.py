@@ -76,6 +76,7 @@ def save_snapshot(
     seconds: float | None = None,
     seconds_per_step: float | None = None,
     trained_parameters: int | None = None,
+    adopted_from: str | None = None,
 ) -> SnapshotInfo:
     """Save a snapshot as ``folder``: whole or not at all.
 
@@ -90,6 +91,7 @@ def save_snapshot(
         seconds: wall time of fine-tuning so far.
         seconds_per_step: median wall time of its steps.
         trained_parameters: Number of trained parameters.
+        adopted_from: Checkpoint of others that it is.
     """
     with new_folder(folder) as temporary, quiet_transformers():
         model.save_pretrained(temporary)
@@ -104,6 +106,7 @@ def save_snapshot(
             weights_sha256=weights_digest(temporary),
             config_sha256=_config_digest(temporary),
             tokenizer_sha256=tokenizer_digest(tokenizer),
+            adopted_from=adopted_from,
             pretrained=config.model,
             task=config.task,
             data=config.data,

@@ -206,6 +206,8 @@ class Workspace:
             return f"{tag} was asked for: `bertvision finetune --resume` makes it (again)"
         if tag.is_untrained or tag.fraction == 0 or tag.is_mean:
             return f"`bertvision extract --checkpoint {tag}` makes it"
+        if self.config.adopted is not None:
+            return f"`bertvision adopt FOLDER:{tag}` adds it"
         asked = f"fine-tuning was asked for {', '.join(tags)} alone" if tags else "it has no task"
         return (
             f"{asked}: for {tag}, start another --workspace with `bertvision finetune` and "
