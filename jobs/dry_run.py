@@ -9,7 +9,7 @@ from bertvision.errors import InputError, counted
 from bertvision.jobs.extract import asked_extraction, tags_or_only
 from bertvision.jobs.heads import asked_training
 from bertvision.jobs.show import RowsField, ShownRecord, Values
-from bertvision.jobs.sweep import asked_sweep
+from bertvision.jobs.sweep import asked_sweep, with_rates
 from bertvision.pipelines.declare import bound
 from bertvision.pipelines.reading import (
     Names,
@@ -240,6 +240,7 @@ def plan_sweep(
     checkpoint: Tags | None,
     fractions: Numbers,
     seeds: int,
+    lr: Numbers | None,
     options: TrainOptions,
     split: str,
     devices: int,
@@ -248,10 +249,12 @@ def plan_sweep(
 ) -> Planned:
     """Plan `sweep`; arguments and errors are its own."""
     space = find_workspace(workspace, store)
+    options, rates = with_rates(options, lr)
     asked = asked_sweep(space, heads, trained_on, checkpoint, fractions, seeds, split)
     from bertvision.pipelines.planning import plan_sweep as run
 
-    return _training(run(space, **asked._asdict(), options=options, split=split), devices)
+    plan = run(space, **asked._asdict(), rates=rates, options=options, split=split)
+    return _training(plan, devices)
 
 
 def _training(plan: TrainingPlan, devices: int) -> Planned:

@@ -107,10 +107,10 @@ def adopt(
     workspace: WorkspacePath = None,
     **changes: Any,
 ) -> Status:
-    """Take encoders that others fine-tuned as snapshots, and score them as they are.
+    """Take checkpoints that others fine-tuned as snapshots.
 
-    Their output layers are kept, with classes in the order of the data's. Heads, probes and
-    analyses then read their hidden states as those of any snapshot.
+    They are scored as they are. Their output layers are kept, with classes in the order of the
+    data's. Heads, probes and analyses then read their hidden states as those of any snapshot.
 
     Examples:
         >>> import bertvision

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
+from bertvision.errors import InputError
 from bertvision.jobs.show import (
     DIFFERENCE,
     FRACTION,
@@ -20,11 +22,13 @@ from bertvision.jobs.show import (
 )
 from bertvision.pipelines.declare import DEFAULTS, Devices, StorePath, WorkspacePath, job
 from bertvision.pipelines.options import Option
+from bertvision.pipelines.ranks import this_rank
 from bertvision.pipelines.reading import (
     Names,
     Numbers,
     Tags,
     parse_fractions,
+    parse_learning_rates,
     parse_names,
     parse_tags,
 )
@@ -56,6 +60,7 @@ def sweep(
     checkpoint: Tags | None = None,
     fractions: Numbers = 1,
     seeds: Annotated[int, Option(ge=1)] = 1,
+    lr: Numbers | None = None,
     options: TrainOptions = DEFAULTS,
     split: str = "dev",
     devices: Devices = 1,
@@ -79,6 +84,8 @@ def sweep(
         checkpoint: Snapshots to evaluate on; by default all.
         fractions: Parts of the training examples, such as 0,0.1,0.3,1.
         seeds: How many times each is trained, with seeds from 0.
+        lr: Learning rate of Adam (default 1e-3). Of several, such as 1e-4,3e-4,1e-3, each head gets
+            the one that does best on tune; names say it, and the others are not scored on split.
         split: Split to score.
 
     Returns:
@@ -92,12 +99,34 @@ def sweep(
         RankLostError: one of several processes ended; names it, and the same call goes on.
     """
     space = find_workspace(workspace, store)
+    options, rates = with_rates(options, lr)
     asked = asked_sweep(space, heads, trained_on, checkpoint, fractions, seeds, split)
+    if rates and (devices > 1 or not this_rank().alone):
+        raise InputError("--lr with several values is for one process: leave --devices out")
     from bertvision.pipelines.results.sweep import sweep as run
     from bertvision.pipelines.results.sweep import sweep_rows
 
-    results = run(space, **asked._asdict(), options=options, split=split, devices=devices)
-    return Rows(map(Row, sweep_rows(space, results)), sweep_table, score_charts)
+    results = run(
+        space, **asked._asdict(), rates=rates, options=options, split=split, devices=devices
+    )
+    table = partial(sweep_table, rates=rates)
+    return Rows(map(Row, sweep_rows(space, results)), table, score_charts)
+
+
+def with_rates(options: TrainOptions, lr: Numbers | None) -> tuple[TrainOptions, tuple[float, ...]]:
+    """Options with a learning rate, or those rates that are to be chosen from.
+
+    Args:
+        options: Options of the training.
+        lr: Learning rates; None leaves that of the options.
+
+    Raises:
+        InputError: a part is not a number above 0.
+    """
+    rates = () if lr is None else parse_learning_rates(lr)
+    if len(rates) == 1:
+        return replace(options, lr=rates[0]), ()
+    return options, rates
 
 
 class AskedSweep(NamedTuple):
@@ -146,8 +175,13 @@ def asked_sweep(
     return AskedSweep(names, sources, targets, parts, range(seeds))
 
 
-def sweep_table(rows: Sequence[Values]) -> str:
-    """Scores of each head on each pair of snapshots, against BERT's at the second; then costs."""
+def sweep_table(rows: Sequence[Values], rates: Sequence[float] = ()) -> str:
+    """Scores of each head on each pair of snapshots, against BERT's at the second; then costs.
+
+    Args:
+        rows: Rows of a sweep.
+        rates: Learning rates that were chosen from.
+    """
     first = rows[0] if rows else {}
     scores = score_columns(rows)
     compared = next((c for c in scores if first.get(c.key) == first.get("score")), None)
@@ -169,5 +203,11 @@ def sweep_table(rows: Sequence[Values]) -> str:
     baseline = next((r["baseline"] for r in rows if r.get("baseline") is not None), None)
     shown = [*system, *scores[:1], gain, *seeds, *scores[1:]]
     legend = fill(_LEGEND + meanings(scores))
+    if rates:
+        tried = ", ".join(f"{rate:g}" for rate in rates)
+        legend += "\n" + fill(
+            f"The learning rate behind @lr does best on tune of {tried}, of each head, part of the "
+            "data and snapshot trained on, by the mean over seeds."
+        )
     tables = [systems_table(shown, named, baseline), table_of([*system, *costs], named)]
     return "\n\n".join([*tables, legend])

@@ -216,7 +216,7 @@ def job(function: F) -> F:
     Keywords that are not its own are refused with those that are, and numbers and names that its
     signature does not allow with those that it does. A job with a parameter ``options`` takes the
     fields of that class as keywords too, which stand in its signature and its docstring; it gets
-    the options that they make.
+    the options that they make. A field that is called like a parameter of its own is left to that.
 
     Args:
         function: Job, whose parameters are annotated with types, or with ``Annotated[type,
@@ -303,7 +303,8 @@ def arguments(run: Callable[..., Any]) -> tuple[Argument, ...]:
 @cache
 def _arguments(function: Callable[..., Any]) -> tuple[Argument, ...]:
     listed: list[Argument] = []
-    for parameter in inspect.signature(function).parameters.values():
+    own = inspect.signature(function).parameters
+    for parameter in own.values():
         hint = eval(parameter.annotation, function.__globals__)  # our own source
         if parameter.kind is parameter.VAR_KEYWORD:
             if get_origin(hint) is Unpack:
@@ -315,7 +316,7 @@ def _arguments(function: Callable[..., Any]) -> tuple[Argument, ...]:
             continue
         bare, *extras = get_args(hint) if get_origin(hint) is Annotated else (hint,)
         if parameter.name == "options":
-            listed += _fields(bare)
+            listed += (field for field in _fields(bare) if field.name not in own)
             continue
         option = next((extra for extra in extras if isinstance(extra, Option)), Option())
         by_place = parameter.kind is parameter.POSITIONAL_OR_KEYWORD and option.flag is None

@@ -442,6 +442,7 @@ def plan_sweep(
     checkpoints: Sequence[str],
     fractions: Sequence[float],
     seeds: Sequence[int],
+    rates: Sequence[float],
     options: TrainOptions,
     split: str,
 ) -> TrainingPlan:
@@ -454,13 +455,14 @@ def plan_sweep(
         checkpoints: snapshots to evaluate on.
         fractions: parts of the training examples.
         seeds: Seeds of each head and part.
+        rates: Learning rates to choose from.
         options: Options of training.
         split: Split that would be scored.
 
     Raises:
         UnknownNameError: as of `sweep`, likewise WorkspaceError and InputError.
     """
-    runs = asked_runs(workspace, heads, fractions, seeds, options)
+    runs = asked_runs(workspace, heads, fractions, seeds, options, rates)
     kinds, sources, targets = combinations(
         workspace, options.named(runs), trained_on, checkpoints, split
     )
@@ -471,9 +473,13 @@ def plan_sweep(
             planned = plan_training(workspace, group, source, options)
             planned_runs += planned.runs
             passes += planned.passes
+        pairs = [(source, run) for source in sources[kind] for run in group]
+        if rates:  # which of them is chosen is not known
+            tuned = [p for p in pairs if unscored(workspace, [p], p[0], "tune", options.precision)]
+            evaluations += len(tuned) + len(pairs) // len(rates) * len(targets[kind])
+            continue
         evaluations += sum(
-            len(unscored(workspace, group, sources[kind], tag, split, options.precision))
-            for tag in targets[kind]
+            len(unscored(workspace, pairs, tag, split, options.precision)) for tag in targets[kind]
         )
     return TrainingPlan(planned_runs, passes, evaluations)
 

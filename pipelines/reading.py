@@ -133,6 +133,19 @@ def parse_fractions(value: Numbers) -> tuple[float, ...]:
     return parse_numbers(value, "--fractions", "numbers from 0 to 1, such as 0.1,1")
 
 
+def parse_learning_rates(value: Numbers) -> tuple[float, ...]:
+    """``1e-4,1e-3`` → numbers, in increasing order.
+
+    Raises:
+        InputError: a part is not a number above 0.
+    """
+    option, such_as = "--lr", "numbers above 0, such as 1e-3 or 1e-4,3e-4,1e-3"
+    rates = tuple(sorted(set(parse_numbers(value, option, such_as))))
+    if not rates or not 0 < rates[0] <= rates[-1] < float("inf"):
+        raise InputError(f"{option} {value}: give {such_as}")
+    return rates
+
+
 def parse_weight_decays(value: Numbers) -> tuple[float, ...]:
     """``1e-5,1e-4`` → numbers, in increasing order.
 

@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+import bertvision
 from bertvision.errors import InputError, UnknownNameError, WorkspaceError
 from bertvision.jobs.sweep import sweep_table
+from bertvision.pipelines.planning import plan_sweep
 from bertvision.pipelines.results.rows import read_rows
 from bertvision.pipelines.results.sweep import default_heads, sweep, sweep_rows
 from bertvision.pipelines.training.evaluate import evaluate
@@ -86,6 +88,48 @@ def test_a_head_trained_again_is_evaluated_again(swept: Workspace, tmp_path: Pat
         p.write_bytes(content)
     sweep(space, HEADS[:1], trained_on=["1e"], options=other)
     assert json.loads(path.read_text())["rules"] != before
+
+
+def test_of_several_learning_rates_that_is_taken_which_does_best_on_tune(
+    workspace: Workspace, tmp_path: Path
+) -> None:
+    root, rates = tmp_path / "workspace", (1e-7, 1e-2)
+    shutil.copytree(workspace.root, root, ignore=shutil.ignore_patterns("heads"))
+    space = Workspace.find(root)
+    asked = {"trained_on": ["1e"], "seeds": [0, 1], "rates": rates, "options": OPTIONS}
+    results = sweep(space, HEADS, **asked)
+    before = files(space)
+    assert sweep(space, HEADS, **asked) == results
+    assert files(space) == before
+    for head in HEADS:
+        means = {
+            rate: sum(
+                json.loads((folder / "eval/1e-tune/metrics.json").read_text())["rules"][
+                    "n-best, oracle threshold"
+                ]["metrics"]["f1"]
+                for folder in (space.head_dir("1e", f"{head}@lr{rate:g}{s}") for s in ("", "@s1"))
+            )
+            for rate in rates
+        }
+        best = max(rates, key=lambda rate: means[rate])
+        scored = {(r.name, r.seed, r.checkpoint) for r in results if r.head == head}
+        name = f"{head}@lr{best:g}"
+        assert scored == {(name, seed, tag) for seed in (0, 1) for tag in ("0.5e", "1e")}
+        (other,) = set(rates) - {best}
+        assert not (space.head_dir("1e", f"{head}@lr{other:g}") / "eval/1e").exists()
+    table = sweep_table(sweep_rows(space, results), rates)
+    assert "does best on tune of 1e-07, 0.01" in table
+    with pytest.raises(InputError, match="names its own learning rate"):
+        sweep(space, ["learned-pooling@lr0.1"], rates=rates)
+    asked = {"fractions": [1], "split": "dev", **asked, "seeds": [0, 1, 2]}
+    plan = plan_sweep(space, HEADS, checkpoints=[], **asked)
+    assert (len(plan.runs), plan.evaluations) == (12, 4 + 6 * 2)
+
+
+@pytest.mark.parametrize("text", ["0.1,0", "fast", "", "1e-3,inf", "nan"])
+def test_learning_rates_that_are_none_are_refused(swept: Workspace, text: str) -> None:
+    with pytest.raises(InputError, match="--lr.*numbers above 0"):
+        bertvision.sweep("learned-pooling", lr=text, workspace=swept)
 
 
 def test_rows_join_the_seeds_and_know_bert(swept: Workspace) -> None:

@@ -8,10 +8,11 @@ interrupted sweep is continued by the same call.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from statistics import fmean
 from typing import Any, NamedTuple
 
-from bertvision.errors import counted
+from bertvision.errors import InputError, counted
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.models import Kind
 from bertvision.models.factory import describe_heads
@@ -21,11 +22,12 @@ from bertvision.pipelines.results.columns import grouped
 from bertvision.pipelines.results.results import Result, read_results
 from bertvision.pipelines.results.rows import read_rows
 from bertvision.pipelines.tasks.registry import head_kind
+from bertvision.pipelines.tasks.scores import headline, headline_metric
 from bertvision.pipelines.training.evaluate import evaluate_across, is_evaluated
 from bertvision.pipelines.training.launch import share_out
 from bertvision.pipelines.training.train import train
 from bertvision.pipelines.training.trained_head import kind_of_run
-from bertvision.pipelines.workspace.heads import stored_tags
+from bertvision.pipelines.workspace.heads import head_activations, stored_tags
 from bertvision.pipelines.workspace.job_options import TrainOptions
 from bertvision.pipelines.workspace.reproduce import option_words
 from bertvision.pipelines.workspace.runs import Run, check_told, own_part, runs_of
@@ -45,11 +47,15 @@ def sweep(
     checkpoints: Sequence[str] = (),
     fractions: Sequence[float] = (1.0,),
     seeds: Sequence[int] = (0,),
+    rates: Sequence[float] = (),
     options: TrainOptions | None = None,
     split: str = "dev",
     devices: int = 1,
 ) -> list[Result]:
     """Train and evaluate every combination that is not there yet.
+
+    Of several learning rates all are trained and scored on ``tune``; the best of each head, part
+    and snapshot, by the mean over seeds, is scored on ``split``.
 
     Args:
         workspace: with the activations.
@@ -58,6 +64,7 @@ def sweep(
         checkpoints: snapshots to evaluate on; by default all whose ``split`` is stored.
         fractions: parts of the training examples, nested by seed; 0 is the head untrained.
         seeds: Seeds of initial weights, order, dropout and the choice of examples.
+        rates: Learning rates to choose from; none trains with that of the options.
         options: Options of training.
         split: Split that is scored.
         devices: processes that share the heads out among them.
@@ -72,7 +79,7 @@ def sweep(
         RankLostError: one of several processes ended; names it.
     """
     options = options or TrainOptions()
-    asked = asked_runs(workspace, heads, fractions, seeds, options)
+    asked = asked_runs(workspace, heads, fractions, seeds, options, rates)
     if devices > 1:
         words = ["sweep", *(run.text for run in asked), *option_words(options), "--split", split]
         for name, tags in (("--trained-on", trained_on), ("--checkpoint", checkpoints)):
@@ -82,36 +89,87 @@ def sweep(
     rank.claim_device()
     runs = options.named(own_part(asked, rank))
     kinds, sources, targets = combinations(workspace, runs, trained_on, checkpoints, split)
+    if rates:
+        for kind, tags in sources.items():
+            for tag in tags:  # before anything is trained
+                head_activations(workspace, tag, kind, "tune")
     trainings = [(group, tag) for kind, group in kinds.items() for tag in sources[kind]]
     weights = [len(group) for group, _ in trainings]
     for (group, tag), part in zip(trainings, parts(weights, "training"), strict=True):
         log.info("train %s on %s", counted(len(group), "head"), tag)
         with part:
             train(workspace, group, tag, options)
+    wanted: set[tuple[str, str, str]] = set()
     for kind, group in kinds.items():
+        trained = [(str(source), run) for source in sources[kind] for run in group]
+        if rates:
+            for tag in sources[kind]:
+                own = [pair for pair in trained if pair[0] == tag]
+                _evaluate_missing(workspace, own, tag, "tune", options.precision)
+            trained = best_rates(workspace, trained)
         for tag in targets[kind]:
-            missing = unscored(workspace, group, sources[kind], tag, split, options.precision)
-            log.info("evaluate %s on %s", counted(len(missing), "head"), tag)
-            for first in range(0, len(missing), _TOGETHER):
-                evaluate_across(
-                    workspace,
-                    missing[first : first + _TOGETHER],
-                    tag=tag,
-                    split=split,
-                    precision=options.precision,
-                )
-    wanted = {
-        (run.name, source, target)
-        for kind, group in kinds.items()
-        for run in group
-        for source in sources[kind]
-        for target in targets[kind]
-    }
+            _evaluate_missing(workspace, trained, tag, split, options.precision)
+            wanted |= {(run.name, source, tag) for source, run in trained}
     return [
         result
         for result in read_results(workspace, split)
         if (result.run, result.trained_on, result.checkpoint) in wanted
     ]
+
+
+def _evaluate_missing(
+    workspace: Workspace,
+    trained: Sequence[tuple[str, Run]],
+    tag: SnapshotTag,
+    split: str,
+    precision: str,
+) -> None:
+    """Score the heads that are not scored on a split of a snapshot yet."""
+    missing = unscored(workspace, trained, tag, split, precision)
+    log.info("evaluate %s on %s of %s", counted(len(missing), "head"), split, tag)
+    for first in range(0, len(missing), _TOGETHER):
+        part = missing[first : first + _TOGETHER]
+        evaluate_across(workspace, part, tag=tag, split=split, precision=precision)
+
+
+def best_rates(workspace: Workspace, trained: Sequence[tuple[str, Run]]) -> list[tuple[str, Run]]:
+    """The runs whose learning rate does best on ``tune``, of each head, part and snapshot.
+
+    Rates are compared by the mean over seeds of the metric that stands for the task; of answers
+    whose threshold is tuned on ``tune``, by F1 with the best threshold there. Of equals the
+    smallest is taken.
+
+    Args:
+        workspace: Workspace in which they are scored on ``tune`` of their own snapshot.
+        trained: Snapshot that each run was trained on, and the run, whose name has its rate.
+    """
+    scores: dict[tuple[str, str], float] = {}
+    for result in read_results(workspace, "tune"):
+        if result.trained_on == result.checkpoint:
+            metrics = headline(result.rules)
+            oracle = "best_f1" if "best_f1" in metrics else None
+            key = oracle or headline_metric(workspace.config.task.name, metrics)
+            scores[result.trained_on, result.run] = metrics[key]
+    best: list[tuple[str, Run]] = []
+    for alike in grouped(trained, _but_for_rate).values():
+        rates = grouped(alike, lambda pair: float(pair[1].settings["lr"]))
+        means = {
+            rate: fmean(scores[source, run.name] for source, run in pairs)
+            for rate, pairs in sorted(rates.items())
+        }
+        chosen = max(means, key=lambda rate: means[rate])
+        told = ", ".join(f"{rate:g}: {mean:.1f}" for rate, mean in means.items())
+        source, run = alike[0]
+        log.info("%s on %s: learning rate %g (on tune %s)", run.head, source, chosen, told)
+        best += rates[chosen]
+    return best
+
+
+def _but_for_rate(pair: tuple[str, Run]) -> tuple[Hashable, ...]:
+    """What runs have in common that differ in learning rate and seed alone."""
+    source, run = pair
+    settings = sorted((name, value) for name, value in run.settings.items() if name != "lr")
+    return source, run.head, run.fraction, *settings
 
 
 class Combinations(NamedTuple):
@@ -131,6 +189,7 @@ def asked_runs(
     fractions: Sequence[float],
     seeds: Sequence[int],
     options: TrainOptions,
+    rates: Sequence[float] = (),
 ) -> list[Run]:
     """The runs of a sweep, as they were asked for.
 
@@ -140,10 +199,11 @@ def asked_runs(
         fractions: parts of the training examples.
         seeds: Seeds of each head and part.
         options: Options of training.
+        rates: Learning rates to choose from.
 
     Raises:
         UnknownNameError: there is no such head.
-        InputError: no head learns the task, or a teacher is named twice.
+        InputError: no head learns the task, or a teacher or a learning rate is named twice.
     """
     model, task = workspace.config.model, workspace.config.task.name
     if not heads:
@@ -151,7 +211,9 @@ def asked_runs(
         heads = default_heads(head_kind(task), layers=states, hidden=model.hidden_size)
     asked = runs_of(heads, fractions, seeds)
     check_told(asked, options.distil, options.temperature, options.labels_weight)
-    return asked
+    if rates and (named := [run.text for run in asked if "lr" in run.settings]):
+        raise InputError(f"{named[0]} names its own learning rate: leave it out, or --lr")
+    return [run.having(lr=rate) for run in asked for rate in rates] if rates else asked
 
 
 def combinations(
@@ -184,8 +246,7 @@ def combinations(
 
 def unscored(
     workspace: Workspace,
-    runs: Sequence[Run],
-    sources: Sequence[str],
+    trained: Sequence[tuple[str, Run]],
     tag: str,
     split: str,
     precision: str,
@@ -194,16 +255,14 @@ def unscored(
 
     Args:
         workspace: with the activations.
-        runs: As in `Combinations`, likewise ``sources``.
-        sources: Snapshots that they are trained on.
+        trained: Snapshots, and runs that are trained on them.
         tag: Snapshot that they are scored on.
         split: Split that is scored.
         precision: Precision of the scoring.
     """
     return [
         (source, run)
-        for source in sources
-        for run in runs
+        for source, run in trained
         if not is_evaluated(workspace, source, run.name, tag=tag, split=split, precision=precision)
     ]
 
