@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
+from bertvision.errors import InputError
 from bertvision.jobs.show import Row, Rows, RowsField, ShownRecord, Values
 from bertvision.pipelines.declare import (
     DEFAULTS,
@@ -26,6 +28,7 @@ from bertvision.pipelines.declare import (
     WorkspacePath,
     job,
 )
+from bertvision.pipelines.extraction.layers import layers_text
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.plotting import Chart, curves
 from bertvision.pipelines.reading import (
@@ -51,8 +54,15 @@ from bertvision.pipelines.readouts.options import (
 from bertvision.pipelines.results.columns import Column, columns, table_of
 from bertvision.pipelines.tasks.sentences.rows import Columns
 from bertvision.pipelines.text import fill
-from bertvision.pipelines.workspace.checks import check_cluster, check_snapshots
+from bertvision.pipelines.workspace.checks import check_cluster, check_snapshots, find_workspace
 from bertvision.pipelines.workspace.data import adding_data, check_data, open_data
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from bertvision.pipelines.readouts.directions import DirectionKind
+    from bertvision.pipelines.readouts.probe_results import ProbeFile
 
 _GIB = 1 << 30
 
@@ -75,6 +85,8 @@ def probe(
     mlp: bool = False,
     control: bool = False,
     mdl: bool = False,
+    inlp: Annotated[int, Option(ge=0)] = 0,
+    save: bool = False,
     options: ProbeOptions = DEFAULTS,
     memory: Annotated[float, Option(ge=0)] = 2.0,
     model: NewModel = None,
@@ -84,7 +96,7 @@ def probe(
     workspace: WorkspacePath = None,
     store: StorePath = None,
     **changes: Any,
-) -> Rows[Row]:
+) -> Probes:
     """Train probes on every layer, and score them.
 
     Extracts what is missing; ``data`` is needed the first time; a folder may hold several.
@@ -99,11 +111,14 @@ def probe(
         mlp: Probe with a hidden layer of 50 sigmoids, not linearly.
         control: Also probe the control task, for selectivity.
         mdl: Also measure the description length, by online coding.
+        inlp: Also remove the labels by so many null-space projections, and probe what is left.
+        save: Also keep the weights of the probes, for `direction`.
         memory: GiB that features and probes may take, about.
 
     Returns:
         A row for each probe: ``accuracy`` with its interval, ``difference`` from the untrained
-        twin, ``best`` for the layer that does best on held-out examples (see `probe_rows`).
+        twin, ``best`` for the layer that does best on held-out examples (see `probe_rows`); and
+        directions of probes whose weights are kept.
 
     Raises:
         InputError: the data cannot be probed, or there is no such layer, pooling or task.
@@ -113,6 +128,13 @@ def probe(
     """
     if mlp:
         options = replace(options, hidden=50)
+    if inlp and options.hidden:
+        raise InputError("--inlp removes what linear probes read: leave out the hidden layer")
+    if mdl and options.solver == "lbfgs":
+        raise InputError(
+            "--mdl codes with probes of few examples, whose optimum is sure of what it has not "
+            "seen: leave --solver lbfgs out"
+        )
     check_cluster(scheduler)
     tags, poolings, wanted = parse_tags(checkpoint), parse_poolings(pool), parse_layers(layers)
     root, encoder, tasks = path_of(workspace), text_of(model), dict.fromkeys(parse_names(task))
@@ -142,19 +164,92 @@ def probe(
                 untrained=untrained,
                 control=control,
                 mdl=mdl,
+                inlp=inlp,
+                save=save,
                 options=options,
                 encoding=encoding,
                 precision=precision,
                 scheduler=scheduler,
                 memory=int(memory * _GIB),
             )
-    rows = probe_rows(measured)
-    return Rows(map(Row, rows), probe_table, probe_charts)
+    return Probes(probe_rows(measured), path_of(workspace), measured)
+
+
+class Probes(Rows[Row]):
+    """Probes: a row for each, and the directions of those whose weights are kept."""
+
+    def __init__(
+        self, rows: Sequence[Values], workspace: Path | None, files: Sequence[ProbeFile] = ()
+    ) -> None:
+        super().__init__(map(Row, rows), probe_table, probe_charts)
+        self._workspace, self._files = workspace, tuple(files)
+
+    def direction(
+        self,
+        layer: int | str,
+        label: str | None = None,
+        *,
+        kind: DirectionKind = "probe",
+        dataset: str | None = None,
+        tag: str | None = None,
+        pooling: str | None = None,
+    ) -> npt.NDArray[np.float32]:
+        """A direction in the space of the hidden states, towards a class.
+
+        Args:
+            layer: Hidden state, such as 6; or those that a probe reads end to end, such as 0+6.
+            label: Name of the class; of two classes the second by default. The direction leads away
+                from the mean of the others.
+            kind: ``probe`` takes the weights of the linear probe (of the first fold, where there
+                are several), ``means`` the mean vectors of the classes.
+            dataset: Data set of the probe, where there are several.
+            tag: Snapshot, likewise.
+            pooling: Pooling, likewise.
+
+        Returns:
+            (hidden,) or, of layers end to end, (layers × hidden,); not of length 1.
+
+        Raises:
+            InputError: no probe or several are meant, its weights are not kept, or there is no such
+                class or kind.
+            WorkspaceError: the file of the weights is gone or changed.
+        """
+        wanted = {"dataset": dataset, "tag": tag, "pooling": pooling}
+        meant = [
+            (file, probe)
+            for file in self._files
+            for probe in file.probes
+            if layers_text(probe.layers) == str(layer)
+            and all(getattr(file, k) == str(v) for k, v in wanted.items() if v is not None)
+        ]
+        if len(meant) != 1:
+            names = (
+                f"dataset={f.dataset!r}, tag={f.tag!r}, pooling={f.pooling!r}" for f, _ in meant
+            )
+            several = "; ".join(names)
+            raise InputError(
+                f"layer {layer} is of several probes, name one: {several}"
+                if several
+                else f"no probe is of layer {layer} with {wanted}"
+            )
+        ((file, probe),) = meant
+        if probe.weights is None:
+            raise InputError("the weights of this probe are not kept: probe with save=True")
+        from bertvision.pipelines.readouts.directions import SavedProbe
+
+        path = file.weights_path(find_workspace(self._workspace).root, probe.layers)
+        return SavedProbe.load(path, probe.weights).direction(label, kind)
 
 
 _LEGEND = (
     "Accuracy in per cent on the scored examples, of the layer that does best on held-out ones "
     "(@ layer);\nin brackets the difference from the untrained twin."
+)
+
+
+_REMOVED = (
+    "INLP and mean projection: accuracy of new probes after the label was removed from the vectors "
+    "by null-space projections, and by the differences of the class means alone."
 )
 
 
@@ -187,16 +282,19 @@ def probe_table(rows: Sequence[Values]) -> str:
     texts = [*poolings, *(f"{p} {text}" for text in joined for p in poolings)]
     shown += [Column("majority", "majority"), *(Column(key, key, "text") for key in texts)]
     shown += [
-        Column(f"{name} {p}", f"{name} {p}", digits=_MEASURES[name])
+        Column(f"{name} {p}", f"{_NAMES.get(name, name)} {p}", digits=_MEASURES[name])
         for name in more
         for p in poolings
     ]
     notes = [fill(f"{DOUBTFUL} {name}: {text}.", 2) for name, text in doubts.items() if text]
+    if "inlp" in more:
+        notes.insert(0, fill(_REMOVED))
     return "\n".join([f"{table_of(shown, lines)}\n\n{_LEGEND}", *notes])
 
 
-_MEASURES = {"selectivity": 1, "compression": 2}
+_MEASURES = {"selectivity": 1, "compression": 2, "inlp": 1, "mean_projection": 1}
 """Measures beside the accuracy, with their decimals."""
+_NAMES = {"inlp": "INLP", "mean_projection": "mean projection"}
 
 
 def _accuracy(row: Values) -> str:

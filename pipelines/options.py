@@ -46,6 +46,8 @@ class Option(NamedTuple):
     """Whether the result of an analysis depends on it, as it does not on where it is computed."""
     apart: bool = False
     """Whether results with another value than the default are kept beside those with it."""
+    later: bool = False
+    """Whether files of before it came have no such field: at its default a digest is theirs."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,11 @@ class Options:
         """Short name of these settings, for files."""
         from bertvision.pipelines.records import digest_of
 
-        return digest_of(asdict(self))[:12]
+        values = asdict(self)
+        for name, (_, option) in declared(type(self)).items():
+            if option.later and values[name] == getattr(type(self), name):
+                del values[name]
+        return digest_of(values)[:12]
 
 
 def declared(options: type[Options]) -> dict[str, tuple[Any, Option]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,13 +14,14 @@ from hypothesis import strategies as st
 from probing import as_data, blobs, problem
 from torch import nn
 
-from bertvision.errors import InputError
+from bertvision.errors import InputError, WorkspaceError
 from bertvision.pipelines.readouts.batched import (
     EarlyStopping,
     FixedEpochs,
     Stack,
 )
 from bertvision.pipelines.readouts.batched import train as train_batched
+from bertvision.pipelines.readouts.directions import SavedProbe, saved_probes
 from bertvision.pipelines.readouts.options import ProbeOptions
 from bertvision.pipelines.readouts.probe import (
     Batch,
@@ -32,8 +34,10 @@ from bertvision.pipelines.readouts.probe_measures import (
     block_ends,
     code_length,
     control_labels,
+    extended_basis,
     measure,
     measure_control,
+    measure_inlp,
     online_code,
     unseen_share,
 )
@@ -520,3 +524,105 @@ def test_an_easier_input_has_the_shorter_code() -> None:
     assert code.bits[0] < code.bits[1] / 2
     assert code.compression[0] > 2.5
     assert code.compression[1] > 1
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_logistic_probes_are_those_of_scikit_learn(classes: int) -> None:
+    from sklearn.linear_model import LogisticRegression
+
+    inputs, labels = blobs(600, classes, 12, inputs=3, noise=3.0, seed=5)
+    decays = (1e-3, 1e-1)
+    data_options = ProbeOptions(solver="lbfgs", weight_decays=decays)
+    learn, held_out, test = rows(300, 450, 600)
+    probes = problem(inputs, labels, data_options)
+    trained = probes.train(learn, held_out)
+    likely = probes.log_likelihoods(trained.parameters, test)
+    for i in range(inputs.count):
+        x = inputs.values[:, i].double().numpy()
+        models = [
+            LogisticRegression(C=1 / (decay * 300), max_iter=1000).fit(x[:300], labels[:300])
+            for decay in decays
+        ]
+        scores = [model.score(x[300:450], labels[300:450]) for model in models]
+        best = int(np.argmax(scores))
+        assert trained.weight_decay[i] == decays[best]
+        assert trained.held_out[i] == scores[best]
+        wanted = models[best].predict_log_proba(x[450:])[np.arange(150), labels[450:]]
+        assert likely[i] == pytest.approx(wanted, abs=1e-4)
+
+
+def test_a_class_without_training_examples_is_never_given() -> None:
+    inputs, labels = blobs(300, 3, 5, seed=6)
+    learn = torch.from_numpy(np.flatnonzero(labels[:200] != 1))
+    probes = problem(inputs, labels, ProbeOptions(solver="lbfgs"))
+    given = probes.predictions(probes.train(learn, learn).parameters, torch.arange(200, 300))
+    assert set(np.unique(given)) == {0, 2}
+
+
+def test_the_optimum_of_a_hidden_layer_is_not_asked_for() -> None:
+    with pytest.raises(InputError, match="--solver lbfgs is of linear probes"):
+        ProbeOptions(solver="lbfgs", hidden=5)
+    assert ProbeOptions().digest == ProbeOptions(solver="adam").digest
+    assert ProbeOptions().digest != ProbeOptions(solver="lbfgs").digest
+
+
+@pytest.mark.parametrize("standardise", [False, True])
+def test_saved_weights_read_vectors_as_they_are(standardise: bool, tmp_path: Path) -> None:
+    inputs, labels = blobs(400, 3, 8, inputs=2, noise=2.0, seed=7)
+    options = ProbeOptions(solver="lbfgs", standardise=standardise)
+    data, probes = as_data(labels, options), problem(inputs, labels, options)
+    measured = measure(probes, data)
+    saved = saved_probes(probes, data, measured.weight_decay[0], measured.epochs[0])
+    test = data.folds[0].test
+    for i, one in enumerate(saved):
+        x = inputs.values[test, i].numpy()
+        given = (x @ one.parameters["weight"].T + one.parameters["bias"]).argmax(axis=1)
+        assert ((given == labels[test]) == measured.correct[i]).all()
+        own = inputs.values[data.folds[0].train, i].numpy()
+        mean = own[labels[data.folds[0].train] == 1].mean(axis=0)
+        assert one.means[1] == pytest.approx(mean, abs=1e-5)
+        digest = one.save(path := tmp_path / f"{i}.safetensors")
+        read = SavedProbe.load(path, digest)
+        assert read.classes == ("0", "1", "2")
+        wanted = one.means[1] - (one.means[0] + one.means[2]) / 2
+        assert read.direction("1", "means") == pytest.approx(wanted, abs=1e-5)
+        with pytest.raises(InputError, match="name the class"):
+            read.direction()
+        with pytest.raises(InputError, match="choose one of 0, 1, 2"):
+            read.direction("3")
+        path.write_bytes(path.read_bytes()[:-1] + b"x")
+        with pytest.raises(WorkspaceError, match="not as it was written"):
+            SavedProbe.load(path, digest)
+
+
+def test_what_null_space_projection_removes_is_gone() -> None:
+    """Two classes along one direction: after it is removed, probes guess."""
+    random = np.random.default_rng(8)
+    labels = random.integers(0, 2, 1600)
+    values = random.standard_normal((1600, 1, 6)).astype(np.float32)
+    values[:, 0, 2] += 6 * labels
+    inputs = Inputs(torch.from_numpy(values))
+    options = ProbeOptions(solver="lbfgs", weight_decays=(1e-3,))
+    (removed,) = measure_inlp(problem(inputs, labels, options), as_data(labels, options), 2)
+    assert removed.accuracy[0] > 98
+    assert len(removed.accuracy) == 3
+    assert removed.directions == 2
+    assert removed.accuracy[1] < 75  # the weights are not quite the direction
+    assert removed.accuracy[2] == pytest.approx(50, abs=6)
+    assert removed.mean_projection == pytest.approx(50, abs=6)
+
+
+@given(st.integers(1, 4), st.integers(0, 3), st.integers(0, 100))
+def test_projections_are_orthogonal_and_leave_the_rest(
+    directions: int, more: int, seed: int
+) -> None:
+    drawn = torch.Generator().manual_seed(seed)
+    basis = extended_basis(torch.zeros(0, 8), torch.randn(directions, 8, generator=drawn))
+    basis = extended_basis(basis, torch.randn(more + 1, 8, generator=drawn))
+    assert torch.allclose(basis @ basis.T, torch.eye(len(basis)), atol=1e-5)
+    assert len(basis) == directions - 1 + more
+    inputs = Inputs(torch.randn(5, 1, 8, generator=drawn))
+    left = inputs.without([basis]).values[:, 0]
+    assert torch.allclose(left @ basis.T, torch.zeros(5, len(basis)), atol=1e-5)
+    again = Inputs(left.unsqueeze(1)).without([basis]).values[:, 0]
+    assert torch.allclose(left, again, atol=1e-5)

@@ -19,6 +19,7 @@ from probing import problem
 from processes import run_code
 from typer.testing import CliRunner
 
+import bertvision
 from bertvision.errors import InputError, ProvenanceError, WorkspaceError
 from bertvision.pipelines.extraction.extract import extract
 from bertvision.pipelines.extraction.layers import (
@@ -28,6 +29,8 @@ from bertvision.pipelines.extraction.layers import (
     wanted_layers,
 )
 from bertvision.pipelines.extraction.pooled_split import PooledSplit
+from bertvision.pipelines.readouts.directions import SavedProbe
+from bertvision.pipelines.readouts.inputs import read_inputs
 from bertvision.pipelines.readouts.options import ProbeOptions
 from bertvision.pipelines.readouts.probe_results import (
     ProbeFile,
@@ -118,6 +121,37 @@ def test_the_probes_of_a_snapshot(space: Workspace) -> None:
         ((0,), (1,), (2,)),
         key=lambda k: (mean.find(k).held_out, -k[0]),  # type: ignore[union-attr]
     )
+
+
+def test_weights_are_kept_of_probes_that_were_trained_before(space: Workspace) -> None:
+    run(space)
+    job = partial(bertvision.probe, "bigram_shift", pool="mean", options=OPTIONS, workspace=space)
+    with pytest.raises(InputError, match="save=True"):
+        job().direction(1)
+    probes = job(save=True, inlp=1, precision="32")
+    (file,) = probes._files
+    (record,) = (p for p in file.probes if p.layers == (1,))
+    assert record.inlp is not None
+    assert len(record.inlp.accuracy) == 2
+    pooled = PooledSplit(space, "0e", "bigram_shift", "test", "mean")
+    x = read_inputs(pooled, [(1,)])[:, 0]
+    saved = SavedProbe.load(file.weights_path(space.root, (1,)), record.weights or "")
+    given = (x @ saved.parameters["weight"].T + saved.parameters["bias"]).argmax(axis=1)
+    gold = [item.label for item in space.dataset("bigram_shift").items("test")]
+    assert (given == gold).tolist() == record.bits(len(gold)).tolist()
+    weight = saved.parameters["weight"]
+    assert probes.direction(1).tolist() == (weight[1] - weight[0]).tolist()
+    assert (probes.direction(1, "I") == -probes.direction(1, "O")).all()
+    before = file.weights_path(space.root, (1,)).stat().st_mtime_ns
+    assert job(save=True)._files[0] == file
+    assert file.weights_path(space.root, (1,)).stat().st_mtime_ns == before
+    file.weights_path(space.root, (1,)).unlink()
+    assert job(save=True).direction(1).tolist() == (weight[1] - weight[0]).tolist()
+    with pytest.raises(InputError, match="no probe is of layer 7"):
+        probes.direction(7)
+    several = bertvision.probe("bigram_shift", options=OPTIONS, workspace=space, precision="32")
+    with pytest.raises(InputError, match="pooling='cls'.*pooling='mean'"):
+        several.direction(1)
 
 
 def test_the_differences_are_of_the_same_examples(space: Workspace) -> None:

@@ -15,6 +15,7 @@ from bertvision.pipelines.reading import StoredName
 
 Criterion = Literal["accuracy", "loss"]
 """Score on held-out examples that stops a probe and chooses its weight decay."""
+Solver = Literal["adam", "lbfgs"]
 ScorerName = Literal["cosine", "bilinear", "logistic", "mlp", "logistic-uv", "mlp-uv"]
 SCORERS: tuple[ScorerName, ...] = get_args(ScorerName)
 """Scorers of a question and a passage."""
@@ -44,6 +45,17 @@ class ProbeOptions(Options):
     hidden: Annotated[int, Option(ge=0)] = 0
     """Units of the hidden layer, with a sigmoid; 0 is a linear probe."""
     batch_size: Annotated[int, Option("Examples per step.", ge=1)] = 64
+    solver: Annotated[
+        Solver,
+        Option(
+            "adam trains probes as SentEval does; lbfgs finds the optimum, as scikit-learn's "
+            "LogisticRegression.",
+            later=True,
+        ),
+    ] = "adam"
+    """With ``lbfgs`` the loss is the mean cross-entropy plus half the weight decay times the sum of
+    the squared weights, without the biases: scikit-learn's ``C`` is 1 / (weight decay × training
+    examples)."""
     lr: Annotated[float, Option(gt=0)] = 1e-3
     epoch_size: Annotated[int, Option(ge=1)] = 4
     """Epochs between two looks at the held-out examples."""
@@ -70,6 +82,11 @@ class ProbeOptions(Options):
             raise InputError(
                 f"--weight-decays {','.join(map(str, decays))}: give numbers from 0 in increasing "
                 "order, such as 1e-5,1e-4"
+            )
+        if self.solver == "lbfgs" and self.hidden:
+            raise InputError(
+                "--solver lbfgs is of linear probes, whose optimum is one: leave it out, or the "
+                "hidden layer (--mlp)"
             )
 
 

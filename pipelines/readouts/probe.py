@@ -29,6 +29,8 @@ from bertvision.pipelines.readouts.batched import train as train_batched
 from bertvision.pipelines.readouts.options import Criterion, ProbeOptions
 
 _LOGITS_AT_ONCE = 1 << 23  # bounds the memory of scoring: 32 MB
+_NEVER = -1e4  # the bias of a class without examples, whose probability is 0 in float64 too
+_MOST_ITERATIONS = 1000
 
 Done = Callable[[int], object]
 """Is told how many probes have just ended."""
@@ -68,6 +70,30 @@ class Inputs:
         if self.mean is None or self.scale is None:
             return taken
         return (taken - self.mean) * self.scale
+
+    def only(self, number: int) -> Inputs:
+        """One of the inputs alone.
+
+        Args:
+            number: Its number.
+        """
+        own = slice(number, number + 1)
+        mean, scale = (None if part is None else part[own] for part in (self.mean, self.scale))
+        return Inputs(self.values[:, own], mean, scale)
+
+    def without(self, bases: Sequence[Tensor]) -> Inputs:
+        """The vectors without their parts in some subspaces, as they are read.
+
+        Args:
+            bases: An orthonormal basis for each input, (directions, width).
+        """
+        every = torch.arange(len(self.values), device=self.values.device)
+        values = torch.empty_like(self.values)
+        for i, basis in enumerate(bases):
+            for part in every.split(1024):
+                x = self.only(i).take(part)[0]
+                values[part, i] = x - (x @ basis.T) @ basis
+        return Inputs(values)
 
     def standardised(self, rows: Tensor) -> Inputs:
         """The same, with mean 0 and deviation 1 of every feature over some examples.
@@ -238,6 +264,8 @@ class Problem:
             criterion: Score on the held-out examples that stops and chooses.
         """
         count = self.inputs.count
+        if self.options.solver == "lbfgs":
+            return self._train_logistic(rows, held_out)
         stacks = [
             self._stack(
                 np.arange(count), decay, EarlyStopping(count, self.options.tenacity + 1), criterion
@@ -269,6 +297,8 @@ class Problem:
         Returns:
             The probes; ``held_out`` is NaN.
         """
+        if self.options.solver == "lbfgs":
+            return self._fit_logistic(rows, weight_decay)
         decays = np.unique(weight_decay).tolist()
         groups = [np.flatnonzero(weight_decay == decay) for decay in decays]
         stacks = [
@@ -280,6 +310,56 @@ class Problem:
         which = [decays.index(decay) for decay in weight_decay.tolist()]
         places = [(k, int(np.searchsorted(groups[k], i))) for i, k in enumerate(which)]
         return _gathered(stacks, decays, places)
+
+    def _train_logistic(self, rows: Tensor, held_out: Tensor) -> Trained:
+        """As `train`, each probe at its optimum; the most accurate weight decay is kept."""
+        right = self.labels[held_out].cpu().numpy()
+        fitted = [
+            self._fit_logistic(rows, np.full(self.inputs.count, decay))
+            for decay in self.options.weight_decays
+        ]
+        accuracy = np.array(
+            [(self.predictions(t.parameters, held_out) == right).mean(axis=1) for t in fitted]
+        )
+        best = accuracy.argmax(axis=0)
+        own = np.arange(self.inputs.count)
+        return Trained(
+            [
+                torch.stack([fitted[k].parameters[part][i] for i, k in enumerate(best.tolist())])
+                for part in range(2)
+            ],
+            np.array(self.options.weight_decays)[best],
+            np.stack([t.epochs for t in fitted])[best, own],
+            accuracy[best, own],
+        )
+
+    def _fit_logistic(self, rows: Tensor, weight_decay: Floats) -> Trained:
+        """Logistic regressions of scikit-learn, one on each input, with its weight decay.
+
+        Of two classes the first has no weights. A class without training examples has a bias at
+        which it is never given.
+        """
+        from sklearn.linear_model import LogisticRegression
+
+        labels = self.labels[rows].cpu().numpy()
+        present = np.unique(labels)
+        weight = torch.zeros(self.inputs.count, self.classes, self.inputs.width)
+        bias = torch.full((self.inputs.count, self.classes), _NEVER)
+        bias[:, present] = 0.0
+        iterations = np.zeros(self.inputs.count, np.int64)
+        for i, decay in enumerate(weight_decay.tolist() if len(present) > 1 else []):
+            x = self.inputs.only(i).take(rows)[0].double().cpu().numpy()
+            strength = 1 / (decay * len(rows)) if decay else np.inf
+            model = LogisticRegression(C=strength, max_iter=_MOST_ITERATIONS).fit(x, labels)
+            own = present if len(present) > 2 else present[1:]
+            weight[i, own] = torch.from_numpy(model.coef_).float()
+            bias[i, own] = torch.from_numpy(model.intercept_).float()
+            iterations[i] = model.n_iter_.max()
+            self.done(1)
+        device = self.inputs.values.device
+        parameters = [weight.to(device), bias.to(device)]
+        nothing = np.full(self.inputs.count, np.nan)
+        return Trained(parameters, weight_decay, iterations, nothing)
 
     def _stack(
         self,

@@ -19,11 +19,13 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from bertvision.pipelines.readouts.batched import Bools, Floats, Ints
-from bertvision.pipelines.readouts.probe import Problem
+from bertvision.pipelines.readouts.directions import class_means
+from bertvision.pipelines.readouts.probe import Inputs, Problem
 from bertvision.pipelines.readouts.probe_data import ProbeData
 
 FRACTIONS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.0625, 0.125, 0.25, 0.5, 1.0)
 """Parts of the training examples at which blocks of the online code end; section 4 of the paper."""
+_NEGLIGIBLE = 1e-5  # part of the norm of weights that is rounding
 _LOOK_AFTER = 50  # least optimiser steps between two looks of the probe of a small block
 
 
@@ -229,6 +231,75 @@ def online_code(problem: Problem, rows: Tensor, held_out: Tensor) -> OnlineCode:
         return np.asarray(-seen.log_likelihoods(probes, sent).sum(axis=1) / np.log(2))
 
     return code_length(len(rows), problem.classes, block_bits)
+
+
+class InlpRecord(_Record):
+    """Accuracy of probes on vectors of which the label is removed, step by step.
+
+    Iterative nullspace projection (Ravfogel et al. 2020, arXiv:2004.07667, algorithm 1) trains a
+    linear probe, projects the vectors onto the null space of its weights, and does so again; the
+    mean projection (Haghighatkhah et al. 2022, arXiv:2212.04273) removes the differences of the
+    class means at once. A probe that still does well after both reads something else.
+    """
+
+    accuracy: list[float]
+    """Per cent of the test examples, at first and after each projection."""
+    directions: int
+    """Directions that were removed in all."""
+    mean_projection: float
+    """Per cent after the mean projection alone."""
+
+
+def measure_inlp(problem: Problem, data: ProbeData, projections: int) -> list[InlpRecord]:
+    """Remove the labels from the vectors; in a cross-validation, those of the first fold.
+
+    Args:
+        problem: All examples of the data.
+        data: Labels and folds.
+        projections: Number of projections, at least 1.
+    """
+    rows, held_out, test = map(problem.rows, data.folds[0])
+    right = data.labels[data.folds[0].test]
+    start = problem.standardised(rows)
+    plain = replace(problem.options, standardise=False)  # it is done, and directions stay removed
+
+    def probed(inputs: Inputs) -> tuple[Tensor, Floats]:
+        """Weights of probes on vectors, and their accuracy in per cent."""
+        seen = replace(problem, inputs=inputs, options=plain)
+        probes = seen.train(rows, held_out).parameters
+        return probes[0], 100 * (seen.predictions(probes, test) == right).mean(axis=1)
+
+    count, width = problem.inputs.count, problem.inputs.width
+    weights, first = probed(start.inputs)
+    accuracy = [first]
+    bases = [weights.new_zeros((0, width)) for _ in range(count)]
+    for _ in range(projections):
+        bases = [extended_basis(basis, w) for basis, w in zip(bases, weights, strict=True)]
+        weights, after = probed(start.inputs.without(bases))
+        accuracy.append(after)
+    means = class_means(replace(problem, inputs=start.inputs), rows)
+    _, without_means = probed(
+        start.inputs.without([extended_basis(weights.new_zeros((0, width)), m) for m in means])
+    )
+    return [
+        InlpRecord(
+            accuracy=[float(step[i]) for step in accuracy],
+            directions=len(bases[i]),
+            mean_projection=float(without_means[i]),
+        )
+        for i in range(count)
+    ]
+
+
+def extended_basis(basis: Tensor, rows: Tensor) -> Tensor:
+    """An orthonormal basis that also spans the differences of some rows, (…, width)."""
+    wide = rows.double()
+    differences = (wide - wide.nanmean(dim=0)).nan_to_num()
+    least = _NEGLIGIBLE * float(differences.norm())
+    differences -= (differences @ basis.double().T) @ basis.double()
+    _, sizes, directions = torch.linalg.svd(differences, full_matrices=False)
+    new = directions[sizes > least].to(basis.dtype)
+    return torch.cat([basis, new])
 
 
 class MdlRecord(_Record):

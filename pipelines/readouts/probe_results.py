@@ -25,6 +25,7 @@ from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.precision import device
 from bertvision.pipelines.progress import progress
 from bertvision.pipelines.readouts.batched import Bools
+from bertvision.pipelines.readouts.directions import saved_probes
 from bertvision.pipelines.readouts.inputs import (
     Extraction,
     ensure_inputs,
@@ -37,10 +38,12 @@ from bertvision.pipelines.readouts.probe import Done, Inputs, Problem
 from bertvision.pipelines.readouts.probe_data import ProbeData, majority, read_data
 from bertvision.pipelines.readouts.probe_measures import (
     ControlRecord,
+    InlpRecord,
     MdlRecord,
     block_ends,
     measure,
     measure_control,
+    measure_inlp,
     measure_mdl,
 )
 from bertvision.pipelines.records import digest_of
@@ -54,9 +57,10 @@ MEMORY = 2 << 30
 """Bytes of features and parameters that are held at once, unless told otherwise."""
 DOUBTFUL = "†"
 """Marks data whose scores say little, in tables."""
-Need = Literal["probe", "control", "mdl"]
+Need = Literal["probe", "control", "mdl", "inlp", "weights"]
 _GAIN = ("difference", "difference_low", "difference_high")
 _OF_CONTROL, _OF_MDL = ("selectivity", "memorised", "unseen"), ("bits", "compression")
+_OF_INLP = ("directions", "mean_projection")
 Row = dict[str, Any]
 
 
@@ -83,6 +87,9 @@ class ProbeRecord(BaseModel):
     """Whether each scored example is right: a bit each, packed, as base64."""
     control: ControlRecord | None = None
     mdl: MdlRecord | None = None
+    inlp: InlpRecord | None = None
+    weights: str | None = None
+    """SHA-256 of the file with its weights, where they are kept."""
 
     def bits(self, examples: int) -> Bools:
         """(examples,) whether each scored example is right."""
@@ -143,6 +150,10 @@ class ProbeFile(Measurements):
             resumed.write(root)  # reports are to mark it, even where nothing is left to be trained
         return resumed
 
+    def weights_path(self, root: Path, layers: Layers) -> Path:
+        """Where the weights of a probe are kept in the workspace at ``root``."""
+        return self.place(root).with_suffix("") / f"{layers_text(layers)}.safetensors"
+
     def find(self, layers: Layers) -> ProbeRecord | None:
         """The probe on an input, if it was trained."""
         return next((probe for probe in self.probes if probe.layers == layers), None)
@@ -164,6 +175,8 @@ def probe(
     untrained: bool = False,
     control: bool = False,
     mdl: bool = False,
+    inlp: int = 0,
+    save: bool = False,
     options: ProbeOptions | None = None,
     memory: int = MEMORY,
     **extraction: Unpack[Extraction],
@@ -185,6 +198,8 @@ def probe(
             from.
         control: Whether to measure the control task and selectivity too.
         mdl: Whether to measure the online code of the labels too.
+        inlp: Projections of the iterative nullspace projection; 0 leaves it out.
+        save: Whether to keep the weights of the probes too.
         options: Settings of the training.
         memory: Bytes of features and of parameters at once, about.
         **extraction: Settings of the extraction of hidden states that are missing.
@@ -206,6 +221,8 @@ def probe(
     needs: list[Need] = ["probe"]
     needs += ["control"] if control else []
     needs += ["mdl"] if mdl else []
+    needs += ["inlp"] if inlp else []
+    needs += ["weights"] if save else []
     folder = workspace.root / ProbeFile.folder / data.name
     every: list[ProbeFile] = []
     parts = list(data.sizes)
@@ -221,7 +238,8 @@ def probe(
                 files[pooling] = _new(data, splits[pooling], options).resume(workspace.root)
                 stored = splits[pooling][0].stored.record.layers
                 wanted += [Wanted(pooling, key) for key in choice(stored)]
-            Probing(workspace, data, tag, splits, files, options).complete(wanted, needs, memory)
+            probing = Probing(workspace, data, tag, splits, files, options, inlp)
+            probing.complete(wanted, needs, memory)
             every += files.values()
     return every
 
@@ -278,6 +296,8 @@ class Probing:
     splits: dict[TokenPooling, list[PooledSplit]]
     files: dict[TokenPooling, ProbeFile]
     options: ProbeOptions
+    projections: int = 0
+    """Projections of the iterative nullspace projection."""
 
     def complete(self, wanted: Sequence[Wanted], needs: Sequence[Need], memory: int) -> None:
         """Measure what is missing and write it, group by group.
@@ -303,11 +323,7 @@ class Probing:
         alike: dict[tuple[int, tuple[Need, ...]], list[Wanted]] = {}
         for key in wanted:
             record = self.files[key.pooling].find(key.layers)
-            missing = tuple(
-                need
-                for need in needs
-                if record is None or (need != "probe" and getattr(record, need) is None)
-            )
+            missing = tuple(need for need in needs if self._lacks(key, record, need))
             if missing:
                 alike.setdefault((len(key.layers), missing), []).append(key)
         groups = []
@@ -320,11 +336,23 @@ class Probing:
             groups += [Group(keys[i : i + most], missing) for i in range(0, len(keys), most)]
         return groups
 
+    def _lacks(self, key: Wanted, record: ProbeRecord | None, need: Need) -> bool:
+        """Whether something of an input is still to be measured."""
+        if record is None or need == "probe":
+            return record is None
+        if need == "inlp":
+            return record.inlp is None or len(record.inlp.accuracy) <= self.projections
+        if need == "weights":
+            path = self.files[key.pooling].weights_path(self.workspace.root, key.layers)
+            return record.weights is None or not path.is_file()
+        return getattr(record, need) is None
+
     def _work(self, group: Group) -> int:
         """Number of probes that are trained for a group."""
         grid, folds = len(self.options.weight_decays), len(self.data.folds)
         blocks = len(block_ends(len(self.data.folds[0].train))) - 1
-        each = {"probe": grid * folds, "control": folds, "mdl": grid * blocks}
+        each = {"probe": grid * folds, "control": folds, "mdl": grid * blocks, "weights": 1}
+        each["inlp"] = grid * (self.projections + 2)
         return len(group.inputs) * sum(each[need] for need in group.needs)
 
     def load(self, group: Sequence[Wanted]) -> Inputs:
@@ -377,6 +405,20 @@ class Probing:
             for record, code in zip(records, measure_mdl(problem, self.data), strict=True):
                 record.mdl = code
             return
+        if need == "inlp":
+            for record, removed in zip(
+                records, measure_inlp(problem, self.data, self.projections), strict=True
+            ):
+                record.inlp = removed
+            return
+        if need == "weights":
+            decays = np.array([record.weight_decay[0] for record in records])
+            epochs = np.array([record.epochs[0] for record in records])
+            probes = saved_probes(problem, self.data, decays, epochs)
+            for key, record, saved in zip(group, records, probes, strict=True):
+                path = self.files[key.pooling].weights_path(self.workspace.root, key.layers)
+                record.weights = saved.save(path)
+            return
         controls = measure_control(
             problem,
             self.data,
@@ -414,6 +456,8 @@ def probe_rows(files: Iterable[ProbeFile]) -> list[Row]:
         ``held_out``, ``weight_decay``, ``epochs`` (means over folds), ``examples`` (scored),
         ``classes``; ``difference``, ``difference_low``, ``difference_high`` against the twin;
         ``control``, ``selectivity``, ``memorised``, ``unseen``; ``bits``, ``compression``;
+        ``inlp`` (accuracy after the projections), ``directions`` (removed), ``mean_projection``;
+        ``weights``, the digest of the file with them;
         ``best``: whether it is the single layer with the highest accuracy on held-out examples;
         ``doubts``: faults of the data, where their scores say little; and ``data``, a digest of the
         data. A measure that was not taken is None.
@@ -453,6 +497,9 @@ def probe_rows(files: Iterable[ProbeFile]) -> list[Row]:
                     "control": control and control.accuracy,
                     **{key: getattr(control, key, None) for key in _OF_CONTROL},
                     **{key: getattr(record.mdl, key, None) for key in _OF_MDL},
+                    "inlp": record.inlp and record.inlp.accuracy[-1],
+                    **{key: getattr(record.inlp, key, None) for key in _OF_INLP},
+                    "weights": record.weights,
                 }
             )
     return rows
