@@ -136,13 +136,17 @@ def test_every_pooling_is_that_of_the_familys_own_states(
     name: str, folder: Path, windows: Windows
 ) -> None:
     own = states_alone(load_model(folder), windows)
+    begins, ends = special_ends(load_tokenizer(folder))
     truth: dict[TokenPooling, np.ndarray] = {
         "cls": np.stack([x[0] for x in own]),
         "sep": np.stack([x[-1] for x in own]),
         "mean": np.stack([x.mean(axis=0) for x in own]),
         "max": np.stack([x.max(axis=0) for x in own]),
+        "first": np.stack([x[int(begins)] for x in own]),
+        "last": np.stack([x[-1 - ends] for x in own]),
     }
-    encoder = Encoder(load_model(folder), {p: ALL for p in truth} | {"mean": [1]}, "32")
+    layers = {p: ALL for p in truth} | {"mean": [1]}
+    encoder = Encoder(load_model(folder), layers, "32", special=(begins, ends))
     given = dict(zip(encoder.tokens, encoder(windows, np.arange(len(windows))), strict=True))
     truth["mean"] = truth["mean"][:, 1:2]
     for pooling, expected in truth.items():
@@ -267,7 +271,8 @@ def test_first_and_last_token_are_poolings_where_they_are_special(name: str, fol
     begins, ends = special_ends(tokenizer)
     assert (begins, ends) == FAMILIES[name].ends
     check_poolings(["mean", "max", "all"], tokenizer)
-    allowed = [p for p, has in (("cls", begins), ("sep", ends)) if has] + ["mean", "max"]
+    allowed = [p for p, has in (("cls", begins), ("sep", ends)) if has]
+    allowed += ["mean", "max", "first", "last"]
     for pooling, has in (("cls", begins), ("sep", ends)):
         if has:
             check_poolings([pooling], tokenizer)  # type: ignore[list-item]

@@ -74,6 +74,8 @@ def direct(space: Workspace, tag: str, split: str, pooling: TokenPooling) -> np.
             "sep": of_layers[:, -1],
             "mean": of_layers.mean(axis=1),
             "max": of_layers.max(axis=1),
+            "first": of_layers[:, 1],
+            "last": of_layers[:, -2],
         }
         found.append(pooled[pooling])
     return np.stack(found)

@@ -106,8 +106,8 @@ def test_exact_tokens_give_the_bytes_of_a_pooled_extraction(
     with caplog.at_level(logging.INFO):
         without_encoder(monkeypatch)
         done = pool(space, *POOLINGS)
-    assert [d.pooled_from for d in done] == [f"0e/{NAME}-all"] * 4
-    assert [d.pooled_from for d in plain] == [None] * 4
+    assert [d.pooled_from for d in done] == [f"0e/{NAME}-all"] * len(POOLINGS)
+    assert [d.pooled_from for d in plain] == [None] * len(POOLINGS)
     assert f"pooled from the float32 tokens of 0e/{NAME}-all" in caplog.text
     for pooling in POOLINGS:
         split, other = stored(space, pooling), stored(of_encoder(space), pooling)

@@ -12,34 +12,50 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from bertvision.errors import UnknownNameError
-from bertvision.pipelines.poolings import POOLINGS, TokenPooling, pool, pool_numpy
+from bertvision.pipelines.poolings import (
+    POOLINGS,
+    SpecialEnds,
+    TokenPooling,
+    pool,
+    pool_numpy,
+)
 
 LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=6)
 FLOATS = st.floats(-1e4, 1e4, width=32)
 
 
-def one_by_one(states: np.ndarray, lengths: list[int], pooling: TokenPooling) -> np.ndarray:
+def one_by_one(
+    states: np.ndarray, lengths: list[int], pooling: TokenPooling, special: SpecialEnds
+) -> np.ndarray:
     """By its definition, a window at a time."""
     first = np.cumsum(lengths) - lengths
     windows = [states[f : f + n].astype(np.float64) for f, n in zip(first, lengths, strict=True)]
+
+    def inside(x: np.ndarray) -> np.ndarray:
+        """Tokens between special ones; where there are none the one at the beginning."""
+        tokens = x[special[0] : len(x) - special[1]]
+        return tokens if len(tokens) else x[:1]
+
     of = {
         "cls": lambda x: x[0],
         "sep": lambda x: x[-1],
         "mean": lambda x: x.mean(axis=0),
         "max": lambda x: x.max(axis=0),
+        "first": lambda x: inside(x)[0],
+        "last": lambda x: inside(x)[-1],
     }[pooling]
     return np.stack([of(x) for x in windows]).astype(np.float32)
 
 
-@given(st.data(), LENGTHS, st.sampled_from(POOLINGS))
+@given(st.data(), LENGTHS, st.sampled_from(POOLINGS), st.tuples(st.booleans(), st.booleans()))
 def test_poolings_are_what_their_names_say(
-    data: st.DataObject, lengths: list[int], pooling: TokenPooling
+    data: st.DataObject, lengths: list[int], pooling: TokenPooling, special: SpecialEnds
 ) -> None:
     states = data.draw(arrays.arrays(np.float32, (sum(lengths), 2, 3), elements=FLOATS))
-    expected = one_by_one(states, lengths, pooling)
+    expected = one_by_one(states, lengths, pooling, special)
     n = np.array(lengths, np.int32)
-    of_numpy = pool_numpy(states, n, pooling)
-    of_torch = pool(torch.from_numpy(states), n, pooling).numpy()
+    of_numpy = pool_numpy(states, n, pooling, special)
+    of_torch = pool(torch.from_numpy(states), n, pooling, special).numpy()
     assert of_numpy.dtype == of_torch.dtype == np.float32
     np.testing.assert_allclose(of_numpy, expected, rtol=1e-6)
     np.testing.assert_allclose(of_torch, of_numpy, rtol=2e-7)  # two ways to sum in float64

@@ -32,7 +32,7 @@ from bertvision.pipelines.encoders.padding_trial import (
     trial_rows,
     trial_windows,
 )
-from bertvision.pipelines.poolings import TokenPooling
+from bertvision.pipelines.poolings import SpecialEnds, TokenPooling
 from bertvision.pipelines.precision import Precision, autocast, device
 from bertvision.pipelines.tasks.windows import Windows
 
@@ -74,6 +74,7 @@ class Encoder:
             states: ``layers`` counts them from 0.
         alone: Whether each window is computed by itself, by the model's own forward pass: slower,
             and what all else is compared with.
+        special: Special tokens at the ends of each window, which `poolings` ask for.
 
     Raises:
         InputError: The model cannot compute texts, or computes other states of the same window each
@@ -94,12 +95,13 @@ class Encoder:
         sites: Sequence[str] = (),
         *,
         alone: bool = False,
+        special: SpecialEnds = (True, True),
     ) -> None:
         self.device = device()
         self.model = model.eval().requires_grad_(False).to(self.device)
         self.tokens: tuple[TokenPooling, ...] = tuple(layers)
         self._precision = precision
-        self._kept = KeptStates(layers, int(model.config.hidden_size), self.device)
+        self._kept = KeptStates(layers, int(model.config.hidden_size), self.device, special)
         wanted = sorted(
             {layer for layers_of_pooling in layers.values() for layer in layers_of_pooling}
         )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bertvision.errors import InputError
-from bertvision.pipelines.poolings import POOLINGS, TokenPooling, pool
+from bertvision.pipelines.poolings import POOLINGS, SpecialEnds, TokenPooling, pool
 from bertvision.pipelines.tasks.windows import special_ends
 
 
@@ -48,11 +48,17 @@ class KeptStates:
         layers: Indices of the hidden states, ascending, by token pooling.
         hidden_size: Hidden size of a hidden state.
         where: they are kept.
+        special: Special tokens at the ends of each window.
     """
 
     def __init__(
-        self, layers: Mapping[TokenPooling, Sequence[int]], hidden_size: int, where: torch.device
+        self,
+        layers: Mapping[TokenPooling, Sequence[int]],
+        hidden_size: int,
+        where: torch.device,
+        special: SpecialEnds = (True, True),
     ) -> None:
+        self._special = special
         self._places = {
             pooling: {layer: place for place, layer in enumerate(wanted)}
             for pooling, wanted in layers.items()
@@ -92,7 +98,9 @@ class KeptStates:
         lengths = self._lengths if windows is None else self._lengths[windows]
         for pooling, places in self._places.items():
             if layer in places:
-                value = state if pooling == "all" else pool(state.float(), lengths, pooling)
+                value = state
+                if pooling != "all":
+                    value = pool(state.float(), lengths, pooling, self._special)
                 self._put(pooling, places[layer], value, windows)
         self._given.add(layer)
 

@@ -16,7 +16,7 @@ from bertvision.pipelines.encoders.loading import check_token_ids, dimensions
 from bertvision.pipelines.extraction.layers import layers_of_tokens
 from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.precision import resolve_precision
-from bertvision.pipelines.tasks.windows import Windows
+from bertvision.pipelines.tasks.windows import Windows, special_ends
 from bertvision.pipelines.workspace.job_options import ExtractOptions
 from bertvision.pipelines.workspace.records import SnapshotInfo
 from bertvision.pipelines.workspace.snapshots import load_snapshot
@@ -82,7 +82,11 @@ def load_encoder(
     size = dimensions(model.config, snapshot.tokenizer)
     pooler, sites = getattr(model, "pooler", None) is not None, options.sites or ()
     layers_kept = layers_of_tokens(options, size.layers, pooler=pooler)
-    encoder = Encoder(model, layers_kept, resolve_precision(options.precision), sites, alone=alone)
+    encoder = Encoder(
+        *(model, layers_kept, resolve_precision(options.precision), sites),
+        alone=alone,
+        special=special_ends(snapshot.tokenizer),
+    )
 
     def check(windows: Windows) -> None:
         check_lengths(size.max_length, windows)

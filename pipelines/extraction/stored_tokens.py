@@ -57,9 +57,9 @@ from bertvision.pipelines.extraction.job import (
 )
 from bertvision.pipelines.extraction.layers import kept_layers
 from bertvision.pipelines.extraction.pooled_split import PooledSplit
-from bertvision.pipelines.poolings import POOLINGS, TokenPooling, pool_numpy
+from bertvision.pipelines.poolings import POOLINGS, SpecialEnds, TokenPooling, pool_numpy
 from bertvision.pipelines.reading import StoredName
-from bertvision.pipelines.tasks.windows import Windows
+from bertvision.pipelines.tasks.windows import Windows, special_ends
 from bertvision.pipelines.workspace.records import read_snapshot_info
 from bertvision.pipelines.workspace.snapshots import load_snapshot_tokenizer
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -78,6 +78,7 @@ class StoredTokens:
     Args:
         split: complete, of all tokens.
         layers: Indices of the hidden states, ascending, by pooling.
+        special: Special tokens at the ends of each window.
 
     Attributes:
         device: where it computes: where the store is read.
@@ -86,7 +87,10 @@ class StoredTokens:
     """
 
     def __init__(
-        self, split: ActivationSplit, layers: Mapping[TokenPooling, Sequence[int]]
+        self,
+        split: ActivationSplit,
+        layers: Mapping[TokenPooling, Sequence[int]],
+        special: SpecialEnds = (True, True),
     ) -> None:
         self.device = torch.device("cpu")
         self.tokens: tuple[TokenPooling, ...] = tuple(layers)
@@ -96,7 +100,7 @@ class StoredTokens:
             {layer for layers_of_pooling in layers.values() for layer in layers_of_pooling}
         )
         self._positions = split.layer_positions(self._layers)
-        self._kept = KeptStates(layers, split.record.hidden_size, self.device)
+        self._kept = KeptStates(layers, split.record.hidden_size, self.device, special)
         self._place = np.argsort(split.plan.example_id)
 
     def check(self, windows: Windows) -> None:
@@ -194,7 +198,7 @@ def load_tokens(workspace: Workspace, job: ExtractionJob) -> LoadedSource:
     tokenizer, poolings = load_snapshot_tokenizer(folder), job.options.tokens or ()
     check_poolings(poolings, tokenizer)
     layers = {pooling: pooled_layers(workspace, job, pooling) for pooling in poolings}
-    source = StoredTokens(split, layers)
+    source = StoredTokens(split, layers, special_ends(tokenizer))
     info, hidden = read_snapshot_info(folder), split.record.hidden_size
     return LoadedSource(source, tokenizer, info, layers, hidden, source.check)
 
@@ -243,6 +247,11 @@ def pool_split(
     for pooling in poolings:
         if pooling not in POOLINGS:
             raise UnknownNameError(f"no pooling {pooling!r}: there are {', '.join(POOLINGS)}")
+    if inside := {"first", "last"}.intersection(poolings):
+        raise InputError(
+            f"pooling {min(inside)!r} depends on the tokenizer: make it with `bertvision extract "
+            f"--pool {min(inside)}`, which pools stored tokens too, and read that split"
+        )
     if not poolings or len(set(poolings)) < len(poolings):
         raise InputError(f"poolings {list(poolings)}: name at least one, each once")
     tokens = split.record.provenance.get("tokens", "all")
