@@ -76,11 +76,11 @@ class Status(ShownRecord):
 
 
 class Scored(ShownRecord):
-    """The official metrics of a predictions file, in per cent: those of parts where it has some."""
+    """The official metrics of a predictions file, in per cent: those of parts where it has some.
 
-    exact: float
-    f1: float
-    total: int
+    Of answers they begin with ``exact`` and ``f1``, of tags with ``entity_f1`` or ``accuracy``;
+    ``total`` is the number of questions or sentences.
+    """
 
     def table(self, values: Values) -> str:
         """The text that the command prints."""
@@ -138,20 +138,30 @@ def score(
     na_prob_thresh: float = 1.0,
     skip_bad: bool = False,
 ) -> Scored:
-    """Score a predictions file with the official SQuAD metric.
+    """Score a predictions file with the official metric of its task.
 
-    It is SQuAD 2.0's: exact match and F1, with the best threshold where probabilities are given.
+    That of answers is SQuAD 2.0's: exact match and F1, with the best threshold where probabilities
+    are given. That of tags of words is conlleval's F1 of entities, with the accuracy of words and
+    the F1 of surface forms.
 
     Args:
-        predictions: JSON file: {"question id": "answer"}.
-        data: SQuAD file.
+        predictions: JSON file: {"question id": "answer"}; or words with their tags, in the form of
+            the data: of CoNLL columns the last is read.
+        data: SQuAD file, or words with their gold tags: .conll, .conllu, .tsv, .txt, .jsonl.
         na_prob: JSON file: {"question id": probability of no answer}.
         na_prob_thresh: Predict no answer above this probability.
-        skip_bad: Skip malformed questions and count them.
+        skip_bad: Skip malformed questions or sentences of the data and count them.
 
     Raises:
-        InputError: a file is malformed, or does not cover the questions.
+        InputError: a file is malformed, or does not cover the questions or the words.
     """
+    if (forms := Path(predictions).suffixes) and ".json" not in forms:
+        if na_prob is not None or na_prob_thresh != 1.0:
+            raise InputError("--na-prob and --na-prob-thresh are of answers, in a .json file")
+        from bertvision.pipelines.tasks import tagging
+
+        tagged = tagging.score_files(Path(predictions), Path(data), skip_bad=skip_bad)
+        return Scored.model_validate(tagged)
     from bertvision.pipelines.tasks.squad.metrics import score_files
 
     scores = score_files(

@@ -293,3 +293,25 @@ def test_texts_are_answered_as_they_were_scored_and_as_the_pipeline_does(
     scored = done("evaluate", "bert:6e", "--data", space.dataset().source("dev"), "-w", space.root)
     assert "entity F1" in scored
     assert np.isfinite(float(scored.splitlines()[1].split()[4]))
+
+
+def test_a_file_of_tags_is_scored_as_conlleval_does(tmp_path: Path) -> None:
+    gold, said = tmp_path / "gold.conll", tmp_path / "said.tsv"
+    gold.write_text("anna\tB-per\nmay\tI-per\nleft\tO\nrome\tB-loc\n\nrome\tB-loc\n.\tO\n")
+    said.write_text(
+        "anna\tB-per\tB-per\nmay\tI-per\tO\nleft\tO\tO\nrome\tB-loc\tB-loc\n\n"
+        "rome\tB-loc\tB-per\n.\tO\tO\n"
+    )
+    scores = bertvision.score(said, gold).to_json()
+    assert scores["entity_f1"] == pytest.approx(100 / 3)  # one of three on either side
+    assert scores["accuracy"] == pytest.approx(100 * 4 / 6)
+    assert (scores["total"], scores["words"]) == (2, 6)
+    assert bertvision.score(gold, gold).to_json()["entity_f1"] == 100
+    said.write_text("anna\tB-per\n")
+    with pytest.raises(InputError, match="1 sentence and .* 2 sentences"):
+        bertvision.score(said, gold)
+    said.write_text("anna\tO\nmay\tO\nleft\tO\n\nrome\tO\n.\tO\n")
+    with pytest.raises(InputError, match="begins 'anna may left', and that of"):
+        bertvision.score(said, gold)
+    with pytest.raises(InputError, match="--na-prob"):
+        bertvision.score(said, gold, na_prob_thresh=0.5)

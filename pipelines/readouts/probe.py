@@ -6,7 +6,9 @@ A linear probe, or one with a hidden layer, reads the label of a sentence from a
 
 from __future__ import annotations
 
+import logging
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bertvision.errors import counted
 from bertvision.pipelines.readouts.batched import (
     EarlyStopping,
     FixedEpochs,
@@ -28,6 +31,7 @@ from bertvision.pipelines.readouts.batched import (
 from bertvision.pipelines.readouts.batched import train as train_batched
 from bertvision.pipelines.readouts.options import Criterion, ProbeOptions
 
+log = logging.getLogger(__name__)
 _LOGITS_AT_ONCE = 1 << 23  # bounds the memory of scoring: 32 MB
 _NEVER = -1e4  # the bias of a class without examples, whose probability is 0 in float64 too
 _MOST_ITERATIONS = 1000
@@ -323,13 +327,20 @@ class Problem:
         )
         best = accuracy.argmax(axis=0)
         own = np.arange(self.inputs.count)
+        epochs = np.stack([t.epochs for t in fitted])
+        if short := int((epochs >= _MOST_ITERATIONS).sum()):
+            log.warning(
+                "%d of %s are not at their optimum after %d iterations: --standardise brings "
+                "features to one scale, on which they come there sooner",
+                *(short, counted(epochs.size, "probe"), _MOST_ITERATIONS),
+            )
         return Trained(
             [
                 torch.stack([fitted[k].parameters[part][i] for i, k in enumerate(best.tolist())])
                 for part in range(2)
             ],
             np.array(self.options.weight_decays)[best],
-            np.stack([t.epochs for t in fitted])[best, own],
+            epochs[best, own],
             accuracy[best, own],
         )
 
@@ -339,6 +350,7 @@ class Problem:
         Of two classes the first has no weights. A class without training examples has a bias at
         which it is never given.
         """
+        from sklearn.exceptions import ConvergenceWarning
         from sklearn.linear_model import LogisticRegression
 
         labels = self.labels[rows].cpu().numpy()
@@ -350,7 +362,9 @@ class Problem:
         for i, decay in enumerate(weight_decay.tolist() if len(present) > 1 else []):
             x = self.inputs.only(i).take(rows)[0].double().cpu().numpy()
             strength = 1 / (decay * len(rows)) if decay else np.inf
-            model = LogisticRegression(C=strength, max_iter=_MOST_ITERATIONS).fit(x, labels)
+            with warnings.catch_warnings():  # said once, of all
+                warnings.simplefilter("ignore", ConvergenceWarning)
+                model = LogisticRegression(C=strength, max_iter=_MOST_ITERATIONS).fit(x, labels)
             own = present if len(present) > 2 else present[1:]
             weight[i, own] = torch.from_numpy(model.coef_).float()
             bias[i, own] = torch.from_numpy(model.intercept_).float()

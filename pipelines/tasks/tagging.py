@@ -256,6 +256,19 @@ class TaggingTask(Task):
         items = dev.windows.items
         classes = next((item.classes for item in items if item.classes), ())
         said = {item.id: tags for item, tags, _ in _told(dev, classes)}
+        metrics = self.metrics(items, said)
+        predictions = {name: " ".join(tags) for name, tags in said.items()}
+        return Scores({"argmax": {"threshold": None, "metrics": metrics}}, predictions, {})
+
+    def metrics(
+        self, items: Sequence[TaggedSentence], said: Mapping[str, Sequence[str]]
+    ) -> dict[str, int | float]:
+        """Metrics of tags, in per cent.
+
+        Args:
+            items: Sentences with their gold tags.
+            said: By id the tags that a system gives the words.
+        """
         counts = [self.parts(item, " ".join(said[item.id])) for item in items]
         sums = {
             name: np.array([part[name] for part in counts], np.float64).sum(axis=0)
@@ -271,14 +284,12 @@ class TaggingTask(Task):
             metrics["surface_f1"] = surface_f1(items, said)
         right, words = sums["accuracy"]
         commonest = Counter(tag for item in items for tag in item.tags).most_common(1)[0][1]
-        metrics |= {
+        return metrics | {
             "accuracy": _percent(right, words),
             "majority": _percent(commonest, words),
             "total": len(items),
             "words": int(words),
         }
-        predictions = {name: " ".join(tags) for name, tags in said.items()}
-        return Scores({"argmax": {"threshold": None, "metrics": metrics}}, predictions, {})
 
     def parts(self, item: TaggedSentence, answer: Any) -> dict[str, tuple[float, float]]:
         """Count the words of a sentence that are right, and its entities, by metric."""
@@ -289,6 +300,38 @@ class TaggingTask(Task):
             told, true = set(entities(tags)), set(entities(item.tags))
             counts["entity_f1"] = (2.0 * len(told & true), float(len(told) + len(true)))
         return counts | {"accuracy": (float(right), float(len(tags)))}
+
+
+def score_files(predictions: Path, data: Path, *, skip_bad: bool = False) -> dict[str, int | float]:
+    """Score the tags in a file against those of another, sentence by sentence.
+
+    Args:
+        predictions: File of the predicted tags, in any form that the task reads; of columns the
+            last has them.
+        data: File of the gold tags.
+        skip_bad: Leave malformed sentences of the data out.
+
+    Returns:
+        As of `TaggingTask.metrics`.
+
+    Raises:
+        InputError: a file is malformed, or the predictions are not of the words of the data.
+    """
+    task, config = TaggingTask("tagging"), TaskConfig(name="tagging", skip_bad=skip_bad)
+    gold = task.read(str(data), "all", config).items
+    given = task.read(str(predictions), "all", config.model_copy(update={"skip_bad": False})).items
+    if len(gold) != len(given):
+        raise InputError(
+            f"{predictions} has {counted(len(given), 'sentence')} and {data} "
+            f"{counted(len(gold), 'sentence')}: give the predictions of all, in their order"
+        )
+    for item, other in zip(gold, given, strict=True):
+        if item.words != other.words:
+            raise InputError(
+                f"{predictions}: sentence {other.id} begins {' '.join(other.words[:8])!r}, and "
+                f"that of {data} {' '.join(item.words[:8])!r}: give tags of the same words"
+            )
+    return task.metrics(gold, {g.id: other.tags for g, other in zip(gold, given, strict=True)})
 
 
 def entities(tags: Sequence[str]) -> list[tuple[str, int, int]]:
