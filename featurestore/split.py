@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
     from bertvision.featurestore.tokens.stream import TokenStream
+    from bertvision.featurestore.views.top import TopToken
 
 
 class ActivationSplit(SplitReader, Sequence[torch.Tensor]):
@@ -199,6 +200,43 @@ class ActivationSplit(SplitReader, Sequence[torch.Tensor]):
         return TokenStream(
             self, layers, batch_size=batch_size, shuffle=shuffle, seed=seed, **options
         )
+
+    def top(self, direction: npt.ArrayLike, layer: int | str = -1, k: int = 10) -> list[TopToken]:
+        """The tokens that lie furthest along a direction, of all tokens of the split.
+
+        A shard is in memory at a time, of one layer. Scores are exact: sums in float64 of the
+        decoded states; of equal scores the token that is stored first comes first.
+
+        Args:
+            direction: (hidden,) numbers, or the index of a channel. For the other end give its
+                negative.
+            layer: index of a hidden state, or its name where it has one.
+            k: most tokens.
+
+        Returns:
+            Tokens with ``score``, ``example`` and ``position``, the largest score first; scores
+            that are NaN are left out. What a token stands for is ``split.text(example)[position]``.
+
+        Raises:
+            IncompleteSplitError: shards are not committed yet.
+            InputError: the direction does not fit, the layer is not stored, or ``k`` is below 1.
+            CorruptStoreError: what is stored is damaged.
+
+        Examples:
+            >>> split = bertvision.ActivationStore.open("activations")["1e/train"]
+            >>> first, *others = split.top(3, layer=1, k=5)  # channel 3
+            >>> bool(split[first.example][first.position, 3, 1] == first.score)
+            True
+            >>> [token.score <= first.score for token in others]
+            [True, True, True, True]
+        """
+        from bertvision.featurestore.views.top import as_direction, top_tokens
+
+        position, *others = self.layer_positions(layer)
+        if others:
+            raise InputError(f"layer is {layer!r}: name one of {self.name}, such as -1")
+        directions = as_direction(direction, self.record.hidden_size)[None]
+        return top_tokens(self, directions, position, k)[0]
 
     def dask(self, layers: Sequence[int | str] | None = None) -> da.Array:
         """Real tokens as a lazy float32 array (token, layer, hidden), a chunk per shard."""
