@@ -35,6 +35,7 @@ _MODULES = {
     "jobs.hub": ("push", "pull"),
     "jobs.results": ("error_analysis", "results", "predictions", "table"),
     "jobs.readouts": ("probe", "rank", "similarity"),
+    "jobs.view": ("view",),
     "jobs.show": ("Row", "Rows"),
     "pipelines.extraction.features": ("ensure_features",),
     "pipelines.training.trained_head": ("load_head",),
@@ -146,6 +147,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.jobs.sweep import sweep as sweep
     from bertvision.jobs.systems import compare as compare
     from bertvision.jobs.systems import ensemble as ensemble
+    from bertvision.jobs.view import view as view
     from bertvision.models.factory import build_head as build_head
     from bertvision.models.heads import ClassificationHead as ClassificationHead
     from bertvision.models.heads import SpanHead as SpanHead

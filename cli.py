@@ -38,7 +38,7 @@ def commands() -> dict[str, tuple[str, ...]]:
         "Store": ("extract", "generate", "store"),
         "Heads": ("heads", "train", "evaluate", "predict", "sweep", "ensemble"),
         "Analyse": tuple(analysis.names()),
-        "Read out": ("probe", "rank", "similarity"),
+        "Read out": ("probe", "rank", "similarity", "view"),
         "Compare": ("compare", "spread", "errors", "latency", "quantise", "score"),
         "Share": ("table", "report", "push", "pull"),
     }

@@ -168,6 +168,7 @@ _OF_COMMANDS: dict[tuple[str, str], Offered] = {
         (name, "name"): _named_splits
         for name in (
             *("info", "verify", "repair", "rm", "export_states", "audit", "shuffle_tokens"),
+            "view",
         )
     },
 }

@@ -177,7 +177,7 @@ PUBLIC = """
     import_states export_states generate generated_texts audit shuffle_tokens
     train evaluate heads predict sweep dry_run doctor
     ensemble compare latency quantise push pull error_analysis results predictions table
-    probe rank similarity
+    probe rank similarity view
     Row Rows ensure_features load_head Head Predictor
     Workspace PooledSplit ActivationStore ActivationWriter ActivationSplit ActivationBatch
     ActivationLoader TokenStream TokenBatch

@@ -509,3 +509,37 @@ def _part(
         (own - logsumexp).sum(axis=1, dtype=np.float64),
         kl.sum(axis=1),
     )
+
+
+def best_words(states: Floats, decoder: Decoder, tile: int = TILE) -> tuple[Words, Floats]:
+    """The word that a decoder reads from each state, and its log-probability.
+
+    Args:
+        states: (tokens, layers, hidden)
+        decoder: Decoder of the layers.
+        tile: words whose logits are held at a time.
+
+    Returns:
+        Index in the vocabulary of the word with the largest logit, of equal ones the first, and its
+        log-probability in nats, (tokens, layers) each.
+    """
+    words = np.empty(states.shape[:2], np.int64)
+    log_p = np.empty(states.shape[:2], np.float32)
+    for begin in range(0, len(states), TOKENS):
+        for i in range(states.shape[1]):
+            features = decoder.features(i, states[begin : begin + TOKENS, i])
+            largest = np.full(len(features), -np.inf, np.float32)
+            total = np.zeros(len(features))
+            best = np.zeros(len(features), np.int64)
+            for start in range(0, len(decoder.weight), tile):
+                logits = features @ decoder.weight[start : start + tile].T
+                logits += decoder.bias(i)[start : start + tile]
+                first = logits.argmax(axis=1)
+                of_tile = logits[np.arange(len(logits)), first]
+                best = np.where(of_tile > largest, start + first, best)
+                before, largest = largest, np.maximum(largest, of_tile)
+                total *= np.exp(before - largest, dtype=np.float64)
+                total += np.exp(logits - largest[:, None]).sum(axis=1, dtype=np.float64)
+            words[begin : begin + TOKENS, i] = best
+            log_p[begin : begin + TOKENS, i] = -np.log(total)
+    return words, log_p

@@ -208,18 +208,18 @@ def _agreement_table(analyses: Sequence[Row], items: str) -> list[Table]:
 def _examples(analysis: Row) -> list[Example]:
     examples = []
     for e in analysis["examples"]:
-        answers = [("gold", _answer(e["gold"])), (analysis["name"], _answer(e["answer"]))]
+        answers = [("gold", answer_text(e["gold"])), (analysis["name"], answer_text(e["answer"]))]
         if "second" in e:
-            answers.append(("its second answer", _answer(e["second"])))
+            answers.append(("its second answer", answer_text(e["second"])))
         if e["bert"] is not None:
-            answers.append(("BERT", _answer(e["bert"])))
+            answers.append(("BERT", answer_text(e["bert"])))
         examples.append(
             Example(_HEADINGS.get(e["cell"], e["cell"]), e["question"], e["context"], answers)
         )
     return examples
 
 
-def _answer(value: Any) -> str:
+def answer_text(value: Any) -> str:
     """An answer, a choice of gold answers, or a yes or no, as people read it."""
     if isinstance(value, bool):
         return "answerable" if value else "not answerable"

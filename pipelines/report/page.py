@@ -141,8 +141,7 @@ def check_place(target: Path) -> None:
         if (target / name).is_dir():
             inside = sorted(path.name for path in (target / name).iterdir())
             foreign += [f"{name}/{n}" for n in inside if not n.endswith(kinds)]
-    mark = f'<meta name="generator" content="{GENERATOR}">'
-    if not foreign and not _holds(target / PAGE, mark):
+    if not foreign and not is_page(target / PAGE, GENERATOR):
         foreign = [PAGE]
     if foreign:
         raise InputError(
@@ -151,8 +150,15 @@ def check_place(target: Path) -> None:
         )
 
 
-def _holds(path: Path, mark: str) -> bool:
+def is_page(path: Path, generator: str) -> bool:
+    """Whether a file is a page that a command wrote.
+
+    Args:
+        path: The file.
+        generator: Content of the page's ``meta name="generator"``.
+    """
     try:
+        mark = f'<meta name="generator" content="{generator}">'
         return mark in path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return False
@@ -166,7 +172,23 @@ def _newest(files: Sequence[Path]) -> str:
 
 def render(page: Page) -> str:
     """The HTML of a whole page."""
-    folder = Path(__file__).parent
+    environment = page_environment(Path(__file__).parent)
+    environment.filters["groupby_order"] = in_groups
+    environment.filters["drawing"] = lambda panel: Markup(panel.svg)  # whose texts are escaped
+    return environment.get_template("template.html").render(
+        generator=GENERATOR,
+        style=page_style(),
+        newest=_newest(page.files),
+        **vars(page),
+    )
+
+
+def page_environment(folder: Path) -> Environment:
+    """The environment of a page's templates, which escapes every text.
+
+    Args:
+        folder: Folder of the templates.
+    """
     environment = Environment(
         loader=FileSystemLoader(folder),
         autoescape=True,
@@ -175,15 +197,12 @@ def render(page: Page) -> str:
         lstrip_blocks=True,
     )
     environment.filters["code"] = in_code
-    environment.filters["groupby_order"] = in_groups
-    environment.filters["drawing"] = lambda panel: Markup(panel.svg)  # whose texts are escaped
-    style = (folder / "style.css").read_text(encoding="utf-8")
-    return environment.get_template("template.html").render(
-        generator=GENERATOR,
-        style=Markup(style),  # a file of the package
-        newest=_newest(page.files),
-        **vars(page),
-    )
+    return environment
+
+
+def page_style() -> Markup:
+    """The style sheet of pages, a file of the package."""
+    return Markup((Path(__file__).parent / "style.css").read_text(encoding="utf-8"))
 
 
 def in_code(text: str) -> Markup:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from bertvision.errors import BertvisionWarning, UnknownNameError, WorkspaceError
+from bertvision.featurestore.batch import ActivationBatch
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.format.records import Provenance
 from bertvision.featurestore.split import ActivationSplit
@@ -45,6 +46,8 @@ from bertvision.pipelines.workspace.heads import find_head, head_activations
 from bertvision.pipelines.workspace.records import HeadScores, read_run_config
 from bertvision.pipelines.workspace.runs import Run
 from bertvision.pipelines.workspace.workspace import Workspace
+
+_BATCH = 32  # windows
 
 
 def predict(
@@ -78,8 +81,9 @@ def run_over(
     desc: str,
     *,
     layers: Sequence[int],
+    examples: npt.NDArray[np.int64] | None = None,
 ) -> list[dict[str, npt.NDArray[np.float32]]]:
-    """Outputs of heads for every window of a split, in stored order.
+    """Outputs of heads for the windows of a split, in stored order.
 
     Args:
         modules: called with packed hidden states (tokens, layers, hidden) and lengths (batch,);
@@ -89,17 +93,24 @@ def run_over(
         precision: Precision of the arithmetic.
         desc: name of the progress bar.
         layers: hidden states that are read.
+        examples: (n,) positions of the windows that are read, in this order; None is all.
 
     Returns:
         For each module the logits by name: (tokens,) of spans, else (windows, …).
     """
     where = device()
-    loader = ActivationLoader(split, batch_size=32, shuffle=False, layers=layers)
+    batches: Iterable[ActivationBatch]
+    if examples is None:
+        batches = ActivationLoader(split, batch_size=_BATCH, shuffle=False, layers=layers)
+    else:
+        cuts = range(_BATCH, len(examples), _BATCH)
+        batches = (split.read(part, layers) for part in np.split(examples, cuts))
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     modules = [module.to(where) for module in modules]
     outputs: list[dict[str, list[torch.Tensor]]] = [{} for _ in modules]
-    with progress(len(split), desc, "example") as bar:
-        for packed in loader:
+    windows = len(split) if examples is None else len(examples)
+    with progress(windows, desc, "example") as bar:
+        for packed in batches:
             batch = decoded(packed.to(where), dtype)
             seq = torch.arange(int(batch.lengths.max()), device=where)
             real = seq < batch.lengths.unsqueeze(1)

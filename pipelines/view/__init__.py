@@ -1,0 +1,1 @@
+"""One page that shows the hidden states of a split: tokens, top tokens, projections, errors."""
