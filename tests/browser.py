@@ -54,7 +54,7 @@ window.addEventListener("load", () => {
     scripts: document.scripts.length, images: document.images.length,
     requests: performance.getEntriesByType("resource").map(e => e.name),
     dead: anchors.map(a => a.hash).filter(h => !document.getElementById(h.slice(1))),
-    anchors: anchors.length,
+    anchors: anchors.length, told: window.noted,
   };
   const note = parent.document.createElement("pre");
   note.id = "measured-" + window.name; note.textContent = JSON.stringify(found);
@@ -85,7 +85,8 @@ def measure(folder: Path, *pages: tuple[str, int]) -> list[dict[str, Any]]:
 
     A page's content security policy forbids scripts; the copy that is measured has none. It
     stands in a frame, because windows have a smallest width, and beside the others, because to
-    start a browser takes a second.
+    start a browser takes a second. What a script of the page itself leaves in ``window.noted`` is
+    among the findings.
     """
     frames = []
     for number, (page, width) in enumerate(pages):

@@ -247,3 +247,23 @@ def test_what_cannot_be_read_is_refused(
 ) -> None:
     with pytest.raises(InputError, match=message):
         run(states()[0], words, **options)
+
+
+@pytest.mark.parametrize("tile", [1, 8, WORDS, 4096])
+def test_the_best_word_is_that_of_all_logits_at_once(
+    tile: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sums, "TOKENS", 16)  # several blocks of tokens
+    states, _, _ = tokens()
+    head = Head()
+    head.offset[:, 5] = head.offset[:, 20] = 100  # two words with the same logits, in most tiles
+    head.weight[5] = head.weight[20]
+    words, log_p = sums.best_words(states, head, tile)
+    logits = head.logits(states)
+    assert (words == 5).all()  # the first of them
+    expected = logits.max(axis=2) - np.log(np.exp(logits - logits.max()).sum(axis=2)) - logits.max()
+    assert log_p == pytest.approx(expected, abs=1e-4)
+    words, log_p = sums.best_words(states, Head(), tile)
+    logits = Head().logits(states)
+    assert (words == logits.argmax(axis=2)).all()
+    assert log_p == pytest.approx(logits.max(axis=2) - np.log(np.exp(logits).sum(axis=2)), abs=1e-4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import json
 import shutil
@@ -85,6 +86,39 @@ def test_the_last_layer_says_what_the_model_itself_says(made: Made) -> None:
     assert found.title().startswith(f"Lens, 0e/{SPLIT}, MLM head of mlm-bert, ")
     assert "The MLM head is the one that mlm-bert was pretrained with." in found.table()
     assert "No token was masked" in found.table()
+
+
+def test_a_page_shows_the_word_that_the_model_says_in_each_layer(
+    made: Made, tmp_path: Path
+) -> None:
+    path = tmp_path / "page.html"
+    bertvision.view(f"0e/{SPLIT}", output=path, workspace=made.space)
+    data = json.loads(path.read_text().partition('id="data">')[2].partition("</script>")[0])
+    model = AutoModelForMaskedLM.from_pretrained(made.model).eval()
+    tokenizer = AutoTokenizer.from_pretrained(made.model)
+    index = np.frombuffer(base64.b64decode(data["lens"]["codes"]), "<u2").reshape(-1, 3)
+    kept = data["measures"][data["lens"]["measure"]]
+    codes = np.frombuffer(base64.b64decode(kept["codes"]), "<u2").reshape(-1, 3)
+    texts, begin = [], 0
+    for _, end in data["examples"]:
+        first, *names, last = (name.strip() for name in data["tokens"][begin:end])
+        assert (first, last) == ("[CLS]", "[SEP]")
+        texts.append(" ".join(names))
+        ids = tokenizer(texts[-1], return_tensors="pt")["input_ids"]
+        with torch.inference_mode():
+            chance, best = model(input_ids=ids).logits[0].softmax(-1).max(-1)
+        said = [data["lens"]["words"][i] for i in index[begin:end, -1]]
+        pieces = tokenizer.convert_ids_to_tokens(best.tolist())
+        named = [p or f"#{i}" for p, i in zip(pieces, best.tolist(), strict=True)]
+        assert said == named  # the vocabulary has a few numbers without a piece
+        shown = kept["low"] + kept["step"] * codes[begin:end, -1]
+        assert shown == pytest.approx(chance.numpy(), abs=1e-4)
+        begin = end
+    assert begin == len(index)
+    assert sorted(texts) == sorted(TEXTS)
+    assert data["labels"]["classes"] == ["x", "y"]
+    coloured = {title: data["labels"]["codes"][i] for i, (_, title) in enumerate(data["points"])}
+    assert coloured == {text: i % 2 for i, text in enumerate(TEXTS)}
 
 
 def test_masked_words_get_the_models_own_answers(made: Made, copy: Path, tmp_path: Path) -> None:

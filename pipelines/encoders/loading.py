@@ -211,6 +211,24 @@ def find_pretrained(name_or_path: str, revision: str | None = None) -> Pretraine
     return PretrainedEncoder(folder, name, revision, config)
 
 
+def is_here(name_or_path: str, revision: str | None) -> bool:
+    """Whether a checkpoint is on this machine: a folder, or in the cache of the hub.
+
+    Args:
+        name_or_path: local folder or hub name.
+        revision: branch, tag or commit on the hub.
+    """
+    from huggingface_hub import try_to_load_from_cache
+
+    if Path(name_or_path).expanduser().is_dir():
+        return True
+    try:
+        cached = try_to_load_from_cache(name_or_path, "config.json", revision=revision)
+    except ValueError:  # no name that the hub could have
+        return False
+    return isinstance(cached, str)
+
+
 def find_unloaded(name_or_path: str, revision: str | None = None) -> PretrainedEncoder:
     """As `find_pretrained`, for plans: of a name on the hub no weights are downloaded.
 

@@ -125,7 +125,9 @@ def probabilities(
             for side in ("start", "end")
         ]
         meaning = "Probability that the answer starts or ends here (softmax over the window)."
-        return Measure(head.name, meaning, ["start", "end"], np.stack(sides, axis=1), "output")
+        return Measure(
+            head.name, meaning, ["start", "end"], np.stack(sides, axis=1), "output", ends=(0, 1)
+        )
     logits = next(iter(outputs.values()))
     names = list(space.config.task.classes) or ["unanswerable", "answerable"]
     if logits.shape[1] == 1:
@@ -138,7 +140,7 @@ def probabilities(
     columns = names if len(names) == logits.shape[1] else [str(i) for i in range(logits.shape[1])]
     what = "token" if task.of_tokens else "window"
     meaning = f"Probability of each class of the {what} (softmax over the classes)."
-    return Measure(head.name, meaning, columns, softmax(logits, axis=1), "class")
+    return Measure(head.name, meaning, columns, softmax(logits, axis=1), "class", ends=(0, 1))
 
 
 def _run(

@@ -33,6 +33,8 @@ class Measure(NamedTuple):
     """What a column is."""
     signed: bool = False
     """Whether zero is in the middle of its colours."""
+    ends: tuple[float, float] | None = None
+    """Ends of its colours; None takes percentiles of the values."""
 
     def to_json(self) -> dict[str, Any]:
         """The measure as the page reads it."""
@@ -42,6 +44,7 @@ class Measure(NamedTuple):
             "columns": list(self.columns),
             "over": self.over,
             "signed": self.signed,
+            "ends": self.ends,
             **packed(self.values),
         }
 

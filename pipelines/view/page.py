@@ -18,6 +18,7 @@ from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.views.top import TopToken, top_tokens
 from bertvision.pipelines.analysis.lens import best_words, mlm_head
 from bertvision.pipelines.analysis.reduce import sampled_rows
+from bertvision.pipelines.encoders.loading import is_here
 from bertvision.pipelines.files import write_text
 from bertvision.pipelines.reading import StoredName, check_hidden_states
 from bertvision.pipelines.report.page import is_page, page_environment, page_style
@@ -146,10 +147,10 @@ def write_view(
     contents = Contents([], state_measures(sample.states, layers), None, [], [], None, [], "", [])
     _add_head(contents, sample, space, options)
     _add_directions(contents, sample, names, position, layers, options)
-    if space is None:
-        contents.notes.append("The words of the lens: there is no workspace with the encoder.")
+    if space is None or names.tokenizer is None:
+        contents.notes.append("The words of the lens: there is no snapshot of the encoder here.")
     else:
-        _add_lens(contents, sample, space, layers)
+        _add_lens(contents, sample, names, space, layers)
     points = sampled_rows(len(split), MOST, options.seed)
     pooled = pooled_states(split, points)
     contents.projections.append(pca(pooled))
@@ -250,6 +251,11 @@ def _add_directions(
     elif options.latents is not None:
         raise InputError("--latents numbers what is in a file: give it with --direction")
     if options.channels is not None or options.direction is None:
+        if options.channels is None:
+            contents.notes.append(
+                f"Other channels: shown are those with the largest mean square in layer {layer} on "
+                "the tokens shown; `--channels` names others, `--direction` a file of directions."
+            )
         shown.append((_channels(states[:, position], options.channels), "of the state"))
     for directions, origin in shown:
         if directions.thresholds is None:
@@ -286,25 +292,37 @@ def _top(
     return Top(name, meaning, rows)
 
 
-def _add_lens(contents: Contents, sample: Sample, space: Workspace, layers: list[str]) -> None:
+def _add_lens(
+    contents: Contents, sample: Sample, names: TokenNames, space: Workspace, layers: list[str]
+) -> None:
     """The word that the MLM head reads in each layer, where there is such a head."""
     name = StoredName.parse(sample.split.split)
     what = "The words of the lens"
     if name.tokens != "all":
         contents.notes.append(f"{what}: {sample.split.name} has one vector for each window.")
         return
+    model = space.config.model
+    called = "/".join(Path(model.name_or_path).parts[-2:])  # of a path no more than others need
+    if not is_here(model.name_or_path, model.revision):
+        contents.notes.append(
+            f"{what}: {called} is not on this machine, whose MLM head reads them."
+        )
+        return
     try:
         head, _, note = mlm_head(space, str(sample.split.tag))
-        tokenizer = load_snapshot_tokenizer(space.require_snapshot(sample.split.tag))
     except (InputError, WorkspaceError) as error:
-        contents.notes.append(f"{what}: {error}.")
+        said = str(error).replace(model.name_or_path, called)
+        contents.notes.append(f"{what}: {said}.")
         return
     words, log_p = best_words(sample.states, head)
     known, index = np.unique(words, return_inverse=True)
+    read = [names.word(number) for number in known.tolist()]
     meaning = f"The word that the MLM head reads, and its probability. {note}"
-    contents.measures.append(Measure("word of the lens", meaning, layers, np.exp(log_p)))
+    contents.measures.append(
+        Measure("word of the lens", meaning, layers, np.exp(log_p), ends=(0, 1))
+    )
     contents.lens = {
-        "words": [str(piece) for piece in tokenizer.convert_ids_to_tokens(known.tolist())],
+        "words": [name.strip() if name[:1] == " " else f"##{name}" for name in read],
         "codes": encoded(
             index.reshape(words.shape).astype("<u2" if len(known) < 1 << 16 else "<u4")
         ),
@@ -325,7 +343,7 @@ def _facts(sample: Sample, options: ViewOptions) -> list[tuple[str, str]]:
             )
         ]
     if model := record.provenance.get("model"):
-        facts.append(("encoder", f"{Path(str(model)).name}, snapshot {split.tag}"))
+        facts.append(("encoder", f"{'/'.join(Path(str(model)).parts[-2:])}, snapshot {split.tag}"))
     encoding: str = record.encoding
     if "ordinary" in split.encoding_error:
         worst = float(split.encoding_error["ordinary"].max())

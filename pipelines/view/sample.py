@@ -90,7 +90,7 @@ class TokenNames:
     """
 
     def __init__(self, split: ActivationSplit, tokenizer: Any | None) -> None:
-        self._split, self._tokenizer = split, tokenizer
+        self._split, self.tokenizer = split, tokenizer
         arrays = split.record.arrays
         self.pooled = split.record.provenance.get("tokens", "all") != "all"
         self._ids = split.array("input_ids") if "input_ids" in arrays else None
@@ -122,18 +122,25 @@ class TokenNames:
         if self.pooled:
             return [f" {self.title(example)}"]
         begin, n = int(plan.first_token[example]), int(plan.n_tokens[example])
-        if self._tokenizer is not None and self._ids is not None:
-            return [self._piece(number) for number in self._ids[begin : begin + n].tolist()]
+        if self.tokenizer is not None and self._ids is not None:
+            return [self.word(number) for number in self._ids[begin : begin + n].tolist()]
         try:
             return [f" {text or '·'}" for text in self._split.text(example)]
         except InputError:  # a split that a program wrote, without texts
             return [f" {position}" for position in range(n)]
 
-    def _piece(self, number: int) -> str:
+    def word(self, number: int) -> str:
+        """The name of an entry of the tokenizer's vocabulary, wherever it stands.
+
+        Args:
+            number: Its index; one that has no piece is called by that.
+        """
         if number not in self._known:
-            piece = str(self._tokenizer.convert_ids_to_tokens(number))  # type: ignore[union-attr]
-            text = self._tokenizer.decode([number]).strip()  # type: ignore[union-attr]
-            if number in self._special:
+            piece = self.tokenizer.convert_ids_to_tokens(number)  # type: ignore[union-attr]
+            text = self.tokenizer.decode([number]).strip()  # type: ignore[union-attr]
+            if piece is None:
+                name = f" #{number}"
+            elif number in self._special:
                 name = f" {piece}"
             elif piece.startswith("##") and len(piece) > 2 and not self._marks_beginnings:
                 name = piece[2:]

@@ -16,9 +16,9 @@ function unpacked(kept) {
 function shown(kept, value) {
   return Number.isNaN(value) ? "none" : value.toFixed(Math.min(kept.digits, 4)).replace("-", "−");
 }
-function margin(kept) {
-  const half = Math.max(kept.step, 10 ** -Math.min(kept.digits, 4)) / 2;
-  return "± " + (half < 0.0001 ? half.toExponential(0) : String(Number(half.toPrecision(1))));
+function margin(kept) { // of the code and of the decimals shown, rounded up
+  const most = (kept.step + 10 ** -Math.min(kept.digits, 4)) / 2, unit = 10 ** Math.floor(Math.log10(most));
+  return "± " + (Math.ceil(most / unit) * unit).toFixed(Math.max(0, -Math.floor(Math.log10(unit))));
 }
 data.measures.forEach(unpacked);
 unpacked(data.near.cosines);
@@ -59,7 +59,8 @@ function range(m, column) {
     values.sort((a, b) => a - b);
     const at = (share) => values.length ? values[Math.round(share * (values.length - 1))] : 0;
     let [low, high] = [at(0.01), at(0.99)];
-    if (kept.signed) { high = Math.max(Math.abs(low), Math.abs(high)); low = -high; }
+    if (kept.ends) [low, high] = kept.ends;
+    else if (kept.signed) { high = Math.max(Math.abs(low), Math.abs(high)); low = -high; }
     cache.set(key, [low, high]);
   }
   return cache.get(key);
@@ -102,7 +103,7 @@ function draw() {
   active = [Math.min(active[0], count - 1), Math.min(active[1], width)];
   cellAt(...active).tabIndex = 0;
   $("meaning").textContent = kept.meaning + " Kept in steps of " + (kept.step ? kept.step.toPrecision(1) : "0")
-    + "; colours from the 1st to the 99th percentile of all tokens shown.";
+    + (kept.ends ? "." : "; colours from the 1st to the 99th percentile of all tokens shown.");
   const [low, high] = range(measure, -1);
   $("low").textContent = own ? "low" : shown(kept, low);
   $("high").textContent = own ? "high" : shown(kept, high);
@@ -125,6 +126,7 @@ function tip(cell) {
   const at = cell.getBoundingClientRect(), note = $("tip");
   note.textContent = told(cell);
   note.hidden = false;
+  note.style.left = "8px"; // its width depends on where it stands
   const size = note.getBoundingClientRect();
   const above = at.top - size.height - 6;
   note.style.left = Math.max(8, Math.min(at.left, document.documentElement.clientWidth - size.width - 8)) + "px";
@@ -165,7 +167,8 @@ for (const [on, off] of [["mouseover", "mouseout"], ["focusin", "focusout"]]) {
   });
   $("grid").addEventListener(off, () => { $("tip").hidden = true; });
 }
-addEventListener("scroll", () => { $("tip").hidden = true; }, { capture: true, passive: true });
+for (const moved of ["scroll", "resize"])
+  addEventListener(moved, () => { $("tip").hidden = true; }, { capture: true, passive: true });
 
 // ---- one token: its numbers in all layers, and its nearest tokens
 function passage(row) {
