@@ -44,13 +44,13 @@ def view(
     direction: StrPath | None = None,
     latents: Layers | None = None,
     channels: Layers | None = None,
-    layer: str = "-1",
+    layer: int | str = -1,
     max_tokens: Annotated[int, Option(ge=1, le=10_000)] = 2_000,
     seed: Seed = 0,
     output: StrPath | None = None,
     **where: Unpack[Where],
 ) -> Viewed:
-    """Write one page to look at hidden states: tokens by layer, nearest tokens, top tokens, errors.
+    """Write one page of a split: tokens by layer, top tokens, errors.
 
     The page needs no network and no server. It shows norms, cosines, a head's probabilities,
     channels, directions of a file, latents of a sparse autoencoder, and the words of the MLM head
