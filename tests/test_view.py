@@ -309,7 +309,7 @@ def test_latents_have_columns_of_their_own(
     )
     found = Elements(path)
     (kept,) = (m for m in found.data["measures"] if m["name"] == "latents")
-    assert (kept["columns"], kept["over"]) == (["latent 7", "latent 3"], "latent")
+    assert (kept["columns"], kept["over"]) == (["7", "3"], "latent")
     before = (states[:, -1] - arrays["b_dec"]) @ arrays["W_enc"] + arrays["b_enc"]
     expected = np.where(before > np.maximum(arrays["threshold"], 0), before, 0)[:, [7, 3]]
     assert np.abs(found.numbers("latents") - expected).max() <= kept["step"] + 1e-4

@@ -237,7 +237,7 @@ def _add_directions(
             measure = Measure(
                 "latents",
                 f"Activations of latents of {options.direction.name}, which read layer {layer}.",
-                some.names,
+                [name.removeprefix("latent ") for name in some.names],
                 some.values(states[:, position] @ some.vectors.T),
                 "latent",
             )
