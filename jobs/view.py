@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Unpack
+from typing import Annotated, Unpack
 
 from bertvision.errors import WorkspaceError
 from bertvision.jobs.show import ShownRecord, Values
@@ -102,6 +102,4 @@ def view(
         seed=seed,
     )
     usual = (Path() if space is None else space.root / "view") / f"{tag}-{split}.html"
-    written = write_view(stored, path_of(output) or usual, space, options)
-    values: dict[str, Any] = written._asdict()
-    return Viewed(**values)
+    return Viewed(**write_view(stored, path_of(output) or usual, space, options))

@@ -244,6 +244,22 @@ def test_stored_tags_are_those_of_first_tokens(space: Workspace) -> None:
         assert tuple(told) == item.tags  # these words all have tokens
 
 
+def test_answers_stand_beside_the_gold_tags_and_a_page_shows_the_heads_classes(
+    space: Workspace, tmp_path: Path
+) -> None:
+    rows = bertvision.predictions("adapter-64-shared", workspace=space)
+    assert [row.gold for row in rows] == [" ".join(item.tags) for item in space.items("dev")]
+    right = np.mean([row.gold == row.answer for row in rows])
+    path = tmp_path / "page.html"
+    bertvision.view("6e/dev", head="adapter-64-shared", output=path, workspace=space)
+    page = path.read_text()
+    wrong = round(len(rows) * (1 - right))
+    assert f"adapter-64-shared is wrong on {wrong} of {len(rows)}" in page
+    data = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
+    (kept,) = (m for m in data["measures"] if m["over"] == "class")
+    assert kept["columns"] == list(space.items("dev")[0].classes)
+
+
 def test_texts_are_answered_as_they_were_scored_and_as_the_pipeline_does(
     space: Workspace, tmp_path: Path
 ) -> None:

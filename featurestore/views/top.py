@@ -90,19 +90,16 @@ def top_tokens(
     if k < 1:
         raise InputError(f"k is {k}: give 1 or more")
     best = [(np.empty(0), np.empty((2, 0), np.int64)) for _ in directions]
-    single = [_channel(direction) for direction in directions]
+    channels = [_channel(direction) for direction in directions]
     for shard in range(split.require_complete(any_order=True).plan.n_shards):
         (states,) = decoded_layers(split, shard, [position], any_order=True)
         places = np.stack(split.token_places(shard))
-        doubles = states.astype(np.float64)
-        for i, direction in enumerate(directions):
-            channel = single[i]
-            # not BLAS, whose sums depend on the place of a row among the others
-            scores = (
-                doubles[:, channel]
-                if channel is not None
-                else np.einsum("th,h->t", doubles, direction)
-            )
+        doubles = states.astype(np.float64) if None in channels else np.empty(0)
+        for i, (direction, channel) in enumerate(zip(directions, channels, strict=True)):
+            if channel is not None:
+                scores = states[:, channel].astype(np.float64)
+            else:  # not BLAS, whose sums depend on the place of a row among the others
+                scores = np.einsum("th,h->t", doubles, direction)
             before, of_before = best[i]
             merged = np.concatenate([before, scores])
             rows = np.argsort(-merged, kind="stable")[:k]

@@ -36,6 +36,7 @@ from bertvision.pipelines.analysis.request import Request, Setting
 from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Numbers, Variable
 from bertvision.pipelines.declare import MaxTokens, OnDask, Seed, job
 from bertvision.pipelines.options import Option
+from bertvision.pipelines.progress import progress
 from bertvision.pipelines.reading import Tag, parse_tag
 from bertvision.pipelines.readouts.options import LensOptions
 from bertvision.pipelines.records import Count
@@ -525,21 +526,23 @@ def best_words(states: Floats, decoder: Decoder, tile: int = TILE) -> tuple[Word
     """
     words = np.empty(states.shape[:2], np.int64)
     log_p = np.empty(states.shape[:2], np.float32)
-    for begin in range(0, len(states), TOKENS):
-        for i in range(states.shape[1]):
-            features = decoder.features(i, states[begin : begin + TOKENS, i])
-            largest = np.full(len(features), -np.inf, np.float32)
-            total = np.zeros(len(features))
-            best = np.zeros(len(features), np.int64)
-            for start in range(0, len(decoder.weight), tile):
-                logits = features @ decoder.weight[start : start + tile].T
-                logits += decoder.bias(i)[start : start + tile]
-                first = logits.argmax(axis=1)
-                of_tile = logits[np.arange(len(logits)), first]
-                best = np.where(of_tile > largest, start + first, best)
-                before, largest = largest, np.maximum(largest, of_tile)
-                total *= np.exp(before - largest, dtype=np.float64)
-                total += np.exp(logits - largest[:, None]).sum(axis=1, dtype=np.float64)
-            words[begin : begin + TOKENS, i] = best
-            log_p[begin : begin + TOKENS, i] = -np.log(total)
+    with progress(states.shape[0] * states.shape[1], "lens", "state") as bar:
+        for begin in range(0, len(states), TOKENS):
+            for i in range(states.shape[1]):
+                features = decoder.features(i, states[begin : begin + TOKENS, i])
+                largest = np.full(len(features), -np.inf, np.float32)
+                total = np.zeros(len(features))
+                best = np.zeros(len(features), np.int64)
+                for start in range(0, len(decoder.weight), tile):
+                    logits = features @ decoder.weight[start : start + tile].T
+                    logits += decoder.bias(i)[start : start + tile]
+                    first = logits.argmax(axis=1)
+                    of_tile = logits[np.arange(len(logits)), first]
+                    best = np.where(of_tile > largest, start + first, best)
+                    before, largest = largest, np.maximum(largest, of_tile)
+                    total *= np.exp(before - largest, dtype=np.float64)
+                    total += np.exp(logits - largest[:, None]).sum(axis=1, dtype=np.float64)
+                words[begin : begin + TOKENS, i] = best
+                log_p[begin : begin + TOKENS, i] = -np.log(total)
+                bar.update(len(features))
     return words, log_p

@@ -84,6 +84,11 @@ class TaggedSentence(NamedTuple):
         """The words with a space between them, as the encoder reads them."""
         return " ".join(self.words)
 
+    @property
+    def label(self) -> str:
+        """The gold tags, written as predictions are."""
+        return " ".join(self.tags)
+
 
 class TaggingTask(Task):
     """Sentences whose words learn their tags."""

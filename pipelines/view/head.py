@@ -10,13 +10,14 @@ import numpy.typing as npt
 from scipy.special import softmax
 
 from bertvision.errors import InputError, UnknownNameError
+from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.models import Kind
 from bertvision.pipelines.reading import StoredName
 from bertvision.pipelines.report.errors import answer_text
 from bertvision.pipelines.results.answers import answer_rows
 from bertvision.pipelines.results.results import read_results
-from bertvision.pipelines.results.systems import SystemName, find_system
+from bertvision.pipelines.results.systems import find_system
 from bertvision.pipelines.tasks.logits import Logits, WindowIndex
 from bertvision.pipelines.tasks.scores import headline
 from bertvision.pipelines.tasks.squad.decoding import decode
@@ -74,24 +75,31 @@ def find(space: Workspace, split: ActivationSplit, text: str) -> Head:
         ProvenanceError: the states are not such as the head was trained on.
         WorkspaceError: the head is damaged.
     """
-    asked = SystemName.parse(text)
-    tag = str(split.tag)
-    if asked.checkpoint not in (None, asked.trained_on, tag):
+    tag, (run, tags) = str(split.tag), _parsed(text)
+    if len(tags) > 2 or tags[1:] not in ([], [tag]):
         raise InputError(f"--head {text}: the page is of {split.name}, so that {tag} is read")
     if StoredName.parse(split.split).dataset is not None:
         raise InputError(
             f"--head {text}: {split.name} is of other data than the heads were trained on: "
             "`bertvision probe` trains probes on them"
         )
-    run = Run.parse(asked.name)
-    source = asked.trained_on
-    if source is None:
+    if tags:
+        source = tags[0]
+    else:
         own = (tag, run.name) in [(str(at), name) for at, name in trained_heads(space)]
         source = tag if own else str(trained_on(space, [run.name]))
     loaded = load_head(find_head(space, source, run.name), run)
     kind = kind_of_run(Run(loaded.config.head), space.config.task.name)
     loaded.check_fits(split, run.name)
     return Head(run.name, source, kind, loaded)
+
+
+def _parsed(text: str) -> tuple[Run, list[str]]:
+    """A head, perhaps a class of one's own with a colon in its name, and the snapshots behind."""
+    parts, tags = text.split(":"), list[str]()
+    while len(parts) > 1 and SnapshotTag.is_valid(parts[-1]):
+        tags.insert(0, parts.pop())
+    return Run.parse(":".join(parts)), tags
 
 
 def probabilities(
@@ -191,12 +199,13 @@ def errors(
     metrics = [name for name in headline(result.rules) if name in rows[0]]
     if not metrics:
         return [], "Scores are near or far, neither right nor wrong: no example is an error."
-    metric = "exact" if "exact" in metrics else metrics[0]
-    wrong = np.asarray([i for i, row in enumerate(rows) if row[metric] < 100], np.int64)
+    wrong = np.asarray(
+        [i for i, row in enumerate(rows) if any(row[metric] < 100 for metric in metrics)], np.int64
+    )
     drawn = np.random.default_rng(seed).permutation(wrong)[:MOST_ERRORS]
     chosen = [rows[i] for i in np.sort(drawn).tolist()]
     items = {item.id: item for item in space.dataset().items(name)}
-    starts = _starts(space, split, head, chosen) if metric == "exact" and chosen else {}
+    starts = _starts(space, split, head, chosen) if "exact" in metrics and chosen else {}
     sentence = f"{head.name} is wrong on {len(wrong):,} of {len(rows):,}"
     sentence += f": {len(chosen)} drawn with seed {seed}." if len(chosen) < len(wrong) else "."
     return [_error(row, items[row["id"]], starts.get(row["id"])) for row in chosen], sentence

@@ -22,7 +22,6 @@ from bertvision.pipelines.encoders.loading import is_here
 from bertvision.pipelines.files import write_text
 from bertvision.pipelines.reading import StoredName, check_hidden_states
 from bertvision.pipelines.report.page import is_page, page_environment, page_style
-from bertvision.pipelines.text import size
 from bertvision.pipelines.view.directions import Directions, check_numbers, read_directions
 from bertvision.pipelines.view.head import Error, errors, find, probabilities
 from bertvision.pipelines.view.measures import (
@@ -52,6 +51,7 @@ TOP = 20
 """Tokens that are named of each."""
 _CHANNELS = 3  # shown where none were named
 _ROWS = 400  # of a heat map
+_COLOURS = 8  # of points
 
 
 @dataclass(frozen=True)
@@ -75,22 +75,6 @@ class ViewOptions:
     layer: int | str = -1
     max_tokens: int = 2000
     seed: int = 0
-
-
-class View(NamedTuple):
-    """A page that was written."""
-
-    path: Path
-    tokens: int
-    """Tokens in its heat maps."""
-    of_tokens: int
-    """Tokens of the split."""
-    examples: int
-    of_examples: int
-    bytes: int
-    """Size of the file."""
-    notes: list[str]
-    """What is left out, and why."""
 
 
 class Top(NamedTuple):
@@ -119,7 +103,7 @@ class Contents:
 
 def write_view(
     split: ActivationSplit, target: Path, space: Workspace | None, options: ViewOptions
-) -> View:
+) -> dict[str, Any]:
     """Write the page of a split.
 
     Args:
@@ -128,6 +112,10 @@ def write_view(
         space: Workspace of the split, for its tokenizer, its heads and the names of its classes;
             None of a store alone.
         options: What is shown.
+
+    Returns:
+        ``path``; ``tokens`` and ``examples`` in the heat maps, ``of_tokens`` and ``of_examples`` of
+        the split; ``bytes`` of the file; and ``notes``, what is left out and why.
 
     Raises:
         InputError: an option does not fit the split, or ``target`` is another file.
@@ -153,6 +141,12 @@ def write_view(
         _add_lens(contents, sample, names, space, layers)
     points = sampled_rows(len(split), MOST, options.seed)
     pooled = pooled_states(split, points)
+    finite = np.isfinite(pooled).all(axis=(1, 2))
+    if not finite.all():
+        contents.notes.append(
+            f"Examples with NaN or infinity in the projection: {(~finite).sum()}."
+        )
+        points, pooled = points[finite], pooled[finite]
     contents.projections.append(pca(pooled))
     if not has_umap():
         contents.notes.append("UMAP: `pip install umap-learn` adds it to the projections.")
@@ -162,15 +156,15 @@ def write_view(
     data = _data(contents, sample, names, points, layers, position, space)
     text = render(split.name, contents, data, layers[position])
     write_text(target, text)
-    return View(
-        path=target,
-        tokens=len(sample.states),
-        of_tokens=split.record.tokens,
-        examples=len(sample.examples),
-        of_examples=len(split),
-        bytes=len(text.encode("utf-8")),
-        notes=contents.notes,
-    )
+    return {
+        "path": target,
+        "tokens": len(sample.states),
+        "of_tokens": split.record.tokens,
+        "examples": len(sample.examples),
+        "of_examples": len(split),
+        "bytes": len(text.encode("utf-8")),
+        "notes": contents.notes,
+    }
 
 
 def check_target(target: Path) -> None:
@@ -406,7 +400,8 @@ def _labels(
     split: ActivationSplit, points: np.ndarray[Any, Any], space: Workspace | None
 ) -> dict[str, Any] | None:
     """The labels of examples, where the split has some by which points can be coloured."""
-    name = next((name for name in ("label", "answerable") if name in split.labels), None)
+    one = [name for name, values in split.labels.items() if values.ndim == 1]
+    name = next((name for name in ("label", "answerable") if name in one), None)
     if name is None:
         return None
     values = split.labels[name][points]
@@ -417,10 +412,14 @@ def _labels(
         classes = ("not answerable", "answerable")
     elif space is not None:
         classes = space.dataset(StoredName.parse(split.split).dataset).classes
-    known = np.unique(values).tolist()
+    known, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    order = np.arange(len(known))
+    if len(known) > _COLOURS:
+        order = np.argsort(-counts, kind="stable")  # the commonest have colours of their own
+    named = known[order].tolist()
     return {
-        "classes": [classes[i] if 0 <= i < len(classes) else str(i) for i in known],
-        "codes": np.searchsorted(known, values).tolist(),
+        "classes": [classes[i] if 0 <= i < len(classes) else str(i) for i in named],
+        "codes": np.argsort(order)[inverse].tolist(),
     }
 
 
@@ -451,10 +450,3 @@ def render(name: str, contents: Contents, data: dict[str, Any], layer: str) -> s
             **vars(contents),
         )
     )
-
-
-def described(view: View) -> str:
-    """Lines on a page that was written."""
-    tokens = f"{view.tokens:,} of {view.of_tokens:,} tokens"
-    examples = f"{view.examples:,} of {view.of_examples:,} examples"
-    return f"{view.path} ({size(view.bytes)}): {tokens}, {examples}"

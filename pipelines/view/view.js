@@ -1,7 +1,7 @@
 "use strict";
 const data = JSON.parse(document.getElementById("data").textContent);
 const $ = (id) => document.getElementById(id);
-const COLOURS = ["#0072b2", "#d55e00", "#00875f", "#b05a8e", "#b98300", "#2f8fc4", "#6a6f78", "#7a4fb5"];
+const COLOURS = ["#0072b2", "#d55e00", "#00875f", "#b05a8e", "#b98300", "#2f8fc4", "#7a4fb5", "#6a6f78"];
 
 // ---- numbers: 16-bit codes in equal steps; 65535 is none
 function codes(text, wide) {
@@ -74,7 +74,7 @@ function paint(cell, kept, value, [low, high]) {
     t = Math.abs(t);
   }
   t = 0.04 + 0.91 * Math.min(1, Math.max(0, t));
-  if (t > 0.55) cell.classList.add("deep");
+  if (t > 0.58) cell.classList.add(t > 0.78 ? "deep" : "half"); // where words need the other colour
   cell.style.setProperty("--t", t.toFixed(3));
 }
 function draw() {
@@ -246,7 +246,7 @@ const NS = "http://www.w3.org/2000/svg";
 let point = -1;
 function colourOf(i) {
   if (!data.labels) return COLOURS[0];
-  if (data.labels.classes) return COLOURS[data.labels.codes[i] % COLOURS.length];
+  if (data.labels.classes) return COLOURS[Math.min(data.labels.codes[i], COLOURS.length - 1)];
   const scores = data.labels.scores, low = Math.min(...scores), high = Math.max(...scores);
   return "hsl(" + (220 - 200 * (high > low ? (scores[i] - low) / (high - low) : 0.5)) + " 70% 50%)";
 }
@@ -267,22 +267,24 @@ function scatter() {
     const dot = document.createElementNS(NS, "circle");
     dot.setAttribute("cx", place(i, 0, 640).toFixed(1));
     dot.setAttribute("cy", (420 - place(i, 1, 420)).toFixed(1));
-    dot.setAttribute("r", i === point ? 7 : 4.5);
+    dot.setAttribute("r", 4.5);
     dot.setAttribute("fill", colourOf(i));
     dot.dataset.i = i;
     return dot;
   }));
+  ring.setAttribute("r", 0);
+  $("plot").append(ring); // above all
   mark(point);
   $("of-layer").textContent = data.layers[layer];
   $("remark").textContent = n + " examples. " + kept.remarks[layer];
 }
+const ring = document.createElementNS(NS, "circle");
+ring.setAttribute("class", "on");
 function mark(i) {
-  const dots = $("plot").children;
-  if (dots[point]) { dots[point].setAttribute("r", 4.5); dots[point].classList.remove("on"); }
   point = i;
-  if (!dots[i]) return;
-  dots[i].setAttribute("r", 7);
-  dots[i].classList.add("on");
+  if (!data.points[i]) return;
+  for (const name of ["cx", "cy"]) ring.setAttribute(name, $("plot").children[i].getAttribute(name));
+  ring.setAttribute("r", 8);
   const [example, title] = data.points[i], name = labelOf(i);
   $("point").textContent = "Example " + example + (name ? " (" + name + ")" : "") + ": " + title;
 }
@@ -297,10 +299,10 @@ $("plot").addEventListener("keydown", (event) => {
   if (by) { event.preventDefault(); mark((Math.max(point, by < 0 ? 0 : -1) + by + n) % n); }
 });
 if (data.labels && data.labels.classes)
-  data.labels.classes.forEach((name, i) => {
-    const dot = make("i");
-    dot.style.background = COLOURS[i % COLOURS.length];
-    $("series").append(make("li", {}, dot, name));
+  data.labels.classes.slice(0, COLOURS.length).forEach((name, i) => { // the commonest come first
+    const dot = make("i"), others = i === COLOURS.length - 1 && data.labels.classes.length > COLOURS.length;
+    dot.style.background = COLOURS[i];
+    $("series").append(make("li", {}, dot, others ? "others" : name));
   });
 else if (data.labels) $("series").append(make("li", {}, "from the lowest label (blue) to the highest (red)"));
 
