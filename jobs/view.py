@@ -10,7 +10,7 @@ from bertvision.jobs.show import ShownRecord, Values
 from bertvision.jobs.store import open_store, split_name
 from bertvision.pipelines.declare import Seed, Where, job
 from bertvision.pipelines.options import Option
-from bertvision.pipelines.reading import Layers, StrPath, parse_layers, path_of
+from bertvision.pipelines.reading import Indices, StrPath, parse_indices, path_of
 from bertvision.pipelines.text import fill, size
 from bertvision.pipelines.workspace.checks import find_workspace
 
@@ -42,8 +42,8 @@ def view(
     *,
     head: str | None = None,
     direction: StrPath | None = None,
-    latents: Layers | None = None,
-    channels: Layers | None = None,
+    latents: Indices | None = None,
+    channels: Indices | None = None,
     layer: int | str = -1,
     max_tokens: Annotated[int, Option(ge=1, le=10_000)] = 2_000,
     seed: Seed = 0,
@@ -95,11 +95,15 @@ def view(
     options = ViewOptions(
         head=head,
         direction=path_of(direction),
-        latents=parse_layers(latents),
-        channels=parse_layers(channels),
+        latents=_numbers(latents, "--latents"),
+        channels=_numbers(channels, "--channels"),
         layer=layer,
         max_tokens=max_tokens,
         seed=seed,
     )
     usual = (Path() if space is None else space.root / "view") / f"{tag}-{split}.html"
     return Viewed(**write_view(stored, path_of(output) or usual, space, options))
+
+
+def _numbers(value: Indices | None, option: str) -> tuple[int, ...] | None:
+    return None if value is None else parse_indices(value, option, "numbers such as 3,17")

@@ -24,8 +24,10 @@ Tag = str | float
 Tags = Tag | Iterable[Tag]
 Numbers = str | float | Iterable[float]
 
-Layers = str | int | Iterable[int]
-"""``"0,6,12"``, 6, ``[0, 6, 12]``, or ``"all"``."""
+Indices = str | int | Iterable[int]
+"""``"3,17"``, 3 or ``[3, 17]``."""
+Layers = Indices
+"""Indices, or ``"all"``."""
 PRECISIONS: tuple[PrecisionName, ...] = get_args(PrecisionName)
 ENCODINGS: tuple[EncodingName, ...] = get_args(EncodingName)
 
@@ -78,12 +80,26 @@ def parse_layers(value: Layers | None) -> tuple[int, ...] | None:
     """
     if value is None or value == "all":
         return None
+    return parse_indices(value, "--layers", "indices such as 0,6,12, or all")
+
+
+def parse_indices(value: Indices, option: str, such_as: str) -> tuple[int, ...]:
+    """``3,17`` → whole numbers.
+
+    Args:
+        value: Value that was given.
+        option: Option that the message names.
+        such_as: Example of what is allowed, for the message.
+
+    Raises:
+        InputError: a part is not a whole number.
+    """
     try:
         return tuple(
             _whole(part) for part in ([value] if isinstance(value, int) else _texts(value))
         )
     except (TypeError, ValueError):
-        raise InputError(f"--layers {value!r}: give indices such as 0,6,12, or all") from None
+        raise InputError(f"{option} {value!r}: give {such_as}") from None
 
 
 def parse_poolings(value: Names, option: str = "--pool") -> tuple[TokenPooling, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from base64 import b64encode
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -91,14 +91,17 @@ class Contents:
     """What a page is made of."""
 
     facts: list[tuple[str, str]]
+    """Names and values of the header."""
     measures: list[Measure]
-    lens: dict[str, Any] | None
-    tops: list[Top]
-    projections: list[Projection]
-    head: str | None
-    errors: list[Error]
-    errors_told: str
-    notes: list[str]
+    lens: dict[str, Any] | None = None
+    """Words of the lens, and where their measure stands."""
+    tops: list[Top] = field(default_factory=list)
+    projections: list[Projection] = field(default_factory=list)
+    head: str | None = None
+    errors: list[Error] = field(default_factory=list)
+    errors_told: str = ""
+    notes: list[str] = field(default_factory=list)
+    """What is left out, and why."""
 
 
 def write_view(
@@ -132,7 +135,7 @@ def write_view(
     sample = read_sample(split, options.max_tokens, options.seed)
     layers = [str(layer) for layer in layer_labels(split, None)]
     names = TokenNames(split, _tokenizer(split, space))
-    contents = Contents([], state_measures(sample.states, layers), None, [], [], None, [], "", [])
+    contents = Contents(_facts(sample, options), state_measures(sample.states, layers))
     _add_head(contents, sample, space, options)
     _add_directions(contents, sample, names, position, layers, options)
     if space is None or names.tokenizer is None:
@@ -152,7 +155,6 @@ def write_view(
         contents.notes.append("UMAP: `pip install umap-learn` adds it to the projections.")
     elif (arranged := umap(pooled, options.seed)) is not None:
         contents.projections.append(arranged)
-    contents.facts = _facts(sample, options)
     data = _data(contents, sample, names, points, layers, position, space)
     text = render(split.name, contents, data, layers[position])
     write_text(target, text)
@@ -186,10 +188,15 @@ def _as_layer(layer: int | str) -> int | str:
 
 
 def _tokenizer(split: ActivationSplit, space: Workspace | None) -> Any | None:
-    """The tokenizer of a split's encoder, where its snapshot is there."""
-    if space is None or split.tag not in space.snapshots():
+    """The tokenizer of a split that was extracted, where its snapshot is there."""
+    if space is None or split.tag not in space.snapshots() or not _is_extracted(split):
         return None
     return load_snapshot_tokenizer(space.require_snapshot(split.tag))
+
+
+def _is_extracted(split: ActivationSplit) -> bool:
+    """Whether a split is of data of a workspace, and not what a program wrote under a name."""
+    return "task" in split.record.provenance
 
 
 def _add_head(
@@ -290,9 +297,8 @@ def _add_lens(
     contents: Contents, sample: Sample, names: TokenNames, space: Workspace, layers: list[str]
 ) -> None:
     """The word that the MLM head reads in each layer, where there is such a head."""
-    name = StoredName.parse(sample.split.split)
     what = "The words of the lens"
-    if name.tokens != "all":
+    if names.pooled:
         contents.notes.append(f"{what}: {sample.split.name} has one vector for each window.")
         return
     model = space.config.model
@@ -410,7 +416,7 @@ def _labels(
     classes: Sequence[str] = ()
     if name == "answerable":
         classes = ("not answerable", "answerable")
-    elif space is not None:
+    elif space is not None and _is_extracted(split):
         classes = space.dataset(StoredName.parse(split.split).dataset).classes
     known, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     order = np.arange(len(known))
