@@ -66,8 +66,8 @@ def view(
         name: Split, such as 1e/dev.
         head: Head whose probabilities and errors are shown: NAME, or NAME:SNAPSHOT it was trained
             on.
-        direction: Safetensors file with vectors (hidden,) or (n, hidden), or an autoencoder of
-            SAELens.
+        direction: Safetensors file with vectors (hidden,) or (n, hidden), a linear probe that was
+            saved, or an autoencoder of SAELens.
         latents: Latents, or rows of the file, such as 3,17; by default up to eight.
         channels: Channels, such as 3,308; by default the three largest, or none with
             ``direction``.

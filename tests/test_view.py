@@ -26,6 +26,7 @@ from test_workspace_fixture import unpack
 
 import bertvision
 from bertvision.errors import InputError
+from bertvision.pipelines.readouts.directions import SavedProbe
 from bertvision.pipelines.view.directions import read_directions
 from bertvision.pipelines.view.head import marked
 from bertvision.pipelines.view.measures import neighbours, packed
@@ -294,6 +295,28 @@ def test_directions_are_drawn_and_their_top_tokens_named(
     values = np.sort(states[:, 1] @ vectors[1].astype(np.float64))[::-1][:20]
     shown = [float(text) for text in found.inside("span") if re.fullmatch(r"-?\d+\.\d{3}", text)]
     assert shown[:20] == pytest.approx(values.tolist(), abs=6e-4)
+
+
+@pytest.mark.parametrize("classes", [("no", "yes"), ("a", "b", "c")])
+def test_a_saved_probe_gives_its_probabilities_and_directions(
+    space: Path, states: np.ndarray[Any, Any], tmp_path: Path, classes: tuple[str, ...]
+) -> None:
+    random = np.random.default_rng(3)
+    weight, means = random.normal(size=(2, len(classes), states.shape[2])).astype(np.float32)
+    bias = random.normal(size=len(classes)).astype(np.float32)
+    probe = SavedProbe({"weight": weight, "bias": bias}, means, classes)
+    probe.save(tmp_path / "2.safetensors")
+    path = tmp_path / "page.html"
+    options: dict[str, Any] = {"direction": tmp_path / "2.safetensors", "output": path}
+    bertvision.view("1e/dev", layer=2, workspace=space, **options)
+    found = Elements(path)
+    expected = softmax(states[:, 2] @ weight.T + bias, axis=1)
+    assert np.abs(found.numbers("probe") - expected).max() < 1e-4
+    assert found.inside("summary") == [f"towards {c}" for c in classes[len(classes) == 2 :]]
+    towards = found.numbers(f"towards {classes[-1]}")
+    assert towards == pytest.approx(states @ probe.direction(classes[-1]), abs=1e-2)
+    with pytest.raises(InputError, match="the probe reads vectors of width"):
+        read_directions(tmp_path / "2.safetensors", 5)
 
 
 def test_latents_have_columns_of_their_own(

@@ -1,4 +1,4 @@
-"""Directions of the hidden space out of a file: vectors, or the latents of a sparse autoencoder."""
+"""Directions of the hidden space out of a file: vectors, a probe's, or an autoencoder's latents."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from bertvision.errors import InputError
 from bertvision.pipelines.files import check_regular, read_json
+from bertvision.pipelines.readouts.directions import SavedProbe
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,6 +38,8 @@ class Directions(NamedTuple):
     """(n,) numbers that are added to the products."""
     thresholds: Floats | None = None
     """(n,) activations that a latent has to exceed, or it is 0; None of directions."""
+    probe: SavedProbe | None = None
+    """Probe whose classes they lead to, if they are of one."""
 
     @classmethod
     def of(cls, names: Sequence[str], vectors: Floats) -> Directions:
@@ -48,7 +51,7 @@ class Directions(NamedTuple):
         rows = list(numbers)
         thresholds = None if self.thresholds is None else self.thresholds[rows]
         names = [self.names[i] for i in rows]
-        return Directions(names, self.vectors[rows], self.offsets[rows], thresholds)
+        return Directions(names, self.vectors[rows], self.offsets[rows], thresholds, self.probe)
 
     def values(self, products: npt.ArrayLike) -> Floats:
         """The values of states, from their products with the vectors, (…, n)."""
@@ -101,7 +104,10 @@ def check_numbers(numbers: Sequence[int], count: int, most: int, option: str) ->
 
 
 def read_directions(path: Path, hidden: int) -> Directions:
-    """Read vectors, or a sparse autoencoder as SAELens saves it; nothing in a file is executed.
+    """Read vectors, a linear probe, or an autoencoder of SAELens; nothing in a file is executed.
+
+    A probe is one that `bertvision probe --save` kept: its directions lead towards each class, of
+    two towards the second.
 
     Of an autoencoder ``cfg.json`` beside the file is read, where there is one: whether ``b_dec`` is
     subtracted from the states first (it is, unless ``apply_b_dec_to_input`` says no), and whether
@@ -115,7 +121,7 @@ def read_directions(path: Path, hidden: int) -> Directions:
         InputError: the file is no safetensors, or holds something else than directions of this
             width.
     """
-    from safetensors import SafetensorError
+    from safetensors import SafetensorError, safe_open
     from safetensors.torch import load_file
 
     if path.suffix != ".safetensors":
@@ -127,10 +133,14 @@ def read_directions(path: Path, hidden: int) -> Directions:
         raise InputError(f"--direction {path} is no safetensors file: {error}") from None
     arrays = {name: _array(tensor, path) for name, tensor in tensors.items()}
     for name, array in arrays.items():
-        if not np.isfinite(array).all():
+        if name != "means" and not np.isfinite(array).all():  # a class may have no example
             raise InputError(f"--direction {path}: {name} holds NaN or infinity")
     if "W_enc" in arrays:
         return _latents(path, arrays, hidden)
+    with safe_open(path, "np") as file:
+        classes = (file.metadata() or {}).get("classes")
+    if classes is not None and {"weight", "bias", "means"} <= set(arrays):
+        return _of_probe(path, arrays, tuple(map(str, json.loads(classes))), hidden)
     names, vectors = list[str](), list[Floats]()
     for name, array in sorted(arrays.items()):
         rows = array[None] if array.ndim == 1 else array
@@ -153,6 +163,23 @@ def _array(tensor: Tensor, path: Path) -> Floats:
         raise InputError(f"--direction {path} holds {tensor.dtype}: a file holds {_READ}")
     array: Floats = tensor.double().numpy()
     return array
+
+
+def _of_probe(
+    path: Path, arrays: Mapping[str, Floats], classes: tuple[str, ...], hidden: int
+) -> Directions:
+    weight = arrays["weight"]
+    if "hidden_weight" not in arrays and weight.shape != (len(classes), hidden):
+        raise InputError(
+            f"--direction {path}: the probe reads vectors of width {weight.shape[-1]}, and the "
+            f"hidden states have {hidden} channels: take one of a single layer"
+        )
+    parameters = {n: a.astype(np.float32) for n, a in arrays.items() if n != "means"}
+    probe = SavedProbe(parameters, arrays["means"].astype(np.float32), classes)
+    towards = classes[1:] if len(classes) == 2 else classes
+    vectors = np.stack([probe.direction(label) for label in towards]).astype(np.float64)
+    names = [f"towards {label}" for label in towards]
+    return Directions(names, vectors, np.zeros(len(names)), probe=probe)
 
 
 def _latents(path: Path, arrays: Mapping[str, Floats], hidden: int) -> Directions:

@@ -1,4 +1,4 @@
-"""A head on a page: its probabilities of tokens, and the examples on which it errs."""
+"""Heads and probes on a page: their probabilities of tokens, and the examples a head errs on."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.models import Kind
 from bertvision.pipelines.reading import StoredName
+from bertvision.pipelines.readouts.directions import SavedProbe
 from bertvision.pipelines.report.errors import answer_text
 from bertvision.pipelines.results.answers import answer_rows
 from bertvision.pipelines.results.results import read_results
@@ -149,6 +150,27 @@ def probabilities(
     what = "token" if task.of_tokens else "window"
     meaning = f"Probability of each class of the {what} (softmax over the classes)."
     return Measure(head.name, meaning, columns, softmax(logits, axis=1), "class", ends=(0, 1))
+
+
+def probe_measure(
+    name: str, probe: SavedProbe, states: npt.NDArray[np.float32], layer: str
+) -> Measure:
+    """A linear probe's probabilities of its classes, of the first that a page has room for.
+
+    Args:
+        name: Name of its file.
+        probe: Probe of one layer.
+        states: (tokens, hidden) of the layer.
+        layer: Name of the layer.
+    """
+    logits = states @ probe.parameters["weight"].T + probe.parameters["bias"]
+    meaning = (
+        f"Probability of each class by the probe {name}, which reads layer {layer} (softmax over "
+        "all classes). It was trained on a vector for each example."
+    )
+    columns = probe.classes[:_MOST_CLASSES]
+    values = softmax(logits, axis=1)[:, : len(columns)]
+    return Measure("probe", meaning, columns, values, "class", ends=(0, 1))
 
 
 def _run(

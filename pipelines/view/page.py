@@ -23,7 +23,7 @@ from bertvision.pipelines.files import write_text
 from bertvision.pipelines.reading import StoredName, check_hidden_states
 from bertvision.pipelines.report.page import is_page, page_environment, page_style
 from bertvision.pipelines.view.directions import Directions, check_numbers, read_directions
-from bertvision.pipelines.view.head import Error, errors, find, probabilities
+from bertvision.pipelines.view.head import Error, errors, find, probabilities, probe_measure
 from bertvision.pipelines.view.measures import (
     Measure,
     encoded,
@@ -243,6 +243,10 @@ def _add_directions(
                 "latent",
             )
             contents.measures.append(measure)
+        if every.probe is not None:
+            contents.measures.append(
+                probe_measure(options.direction.name, every.probe, states[:, position], layer)
+            )
         if len(every.names) > len(some.names) and how:
             contents.notes.append(
                 f"Other directions of {options.direction.name}, which has {len(every.names):,}: "
