@@ -32,7 +32,7 @@ class SavedProbe(NamedTuple):
     """A probe's weights, for vectors as they are stored; and the means of the classes."""
 
     parameters: dict[str, Float32s]
-    """Of a linear probe ``weight`` (classes, width) and ``bias`` (classes,); with a hidden layer
+    """``weight`` (classes, width) and ``bias`` (classes,) of a linear probe; with a hidden layer
     also ``hidden_weight`` (units, width) and ``hidden_bias`` (units,), and ``weight`` is (classes,
     units)."""
     means: Float32s

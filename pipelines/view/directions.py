@@ -106,8 +106,8 @@ def check_numbers(numbers: Sequence[int], count: int, most: int, option: str) ->
 def read_directions(path: Path, hidden: int) -> Directions:
     """Read vectors, a linear probe, or an autoencoder of SAELens; nothing in a file is executed.
 
-    A probe is one that `bertvision probe TASK --save` kept: its directions lead towards each class, of
-    two towards the second.
+    A probe is one that `bertvision probe TASK --save` kept: its directions lead towards each class,
+    of two towards the second.
 
     Of an autoencoder ``cfg.json`` beside the file is read, where there is one: whether ``b_dec`` is
     subtracted from the states first (it is, unless ``apply_b_dec_to_input`` says no), and whether
