@@ -297,6 +297,24 @@ def test_directions_are_drawn_and_their_top_tokens_named(
     assert shown[:20] == pytest.approx(values.tolist(), abs=6e-4)
 
 
+@pytest.mark.parametrize(
+    ("classes", "bias", "message"),
+    [
+        ("{", 2, "do not name"),
+        ("3", 2, "do not name"),
+        ('["a", "b"]', 3, "a row for each of its 2"),
+    ],
+)
+def test_a_file_that_only_looks_like_a_probe_is_refused(
+    space: Path, tmp_path: Path, classes: str, bias: int, message: str
+) -> None:
+    path = tmp_path / "odd.safetensors"
+    tensors = {"weight": np.ones((2, 32)), "bias": np.ones(bias), "means": np.ones((2, 32))}
+    save_file(tensors, path, {"classes": classes})
+    with pytest.raises(InputError, match=message):
+        bertvision.view("1e/dev", direction=path, workspace=space)
+
+
 @pytest.mark.parametrize("classes", [("no", "yes"), ("a", "b", "c")])
 def test_a_saved_probe_gives_its_probabilities_and_directions(
     space: Path, states: np.ndarray[Any, Any], tmp_path: Path, classes: tuple[str, ...]

@@ -140,7 +140,7 @@ def read_directions(path: Path, hidden: int) -> Directions:
     with safe_open(path, "np") as file:
         classes = (file.metadata() or {}).get("classes")
     if classes is not None and {"weight", "bias", "means"} <= set(arrays):
-        return _of_probe(path, arrays, tuple(map(str, json.loads(classes))), hidden)
+        return _of_probe(path, arrays, _classes(path, classes), hidden)
     names, vectors = list[str](), list[Floats]()
     for name, array in sorted(arrays.items()):
         rows = array[None] if array.ndim == 1 else array
@@ -165,11 +165,27 @@ def _array(tensor: Tensor, path: Path) -> Floats:
     return array
 
 
+def _classes(path: Path, text: str) -> tuple[str, ...]:
+    """Names of the classes of a probe, out of the metadata of its file."""
+    try:
+        names = json.loads(text)
+    except ValueError:
+        names = None
+    if not isinstance(names, list) or len(names) < 2:
+        raise InputError(f"--direction {path}: its metadata do not name the classes of a probe")
+    return tuple(map(str, names))
+
+
 def _of_probe(
     path: Path, arrays: Mapping[str, Floats], classes: tuple[str, ...], hidden: int
 ) -> Directions:
-    weight = arrays["weight"]
-    if "hidden_weight" not in arrays and weight.shape != (len(classes), hidden):
+    weight, each = arrays["weight"], (len(classes),)
+    if arrays["bias"].shape != each or arrays["means"].shape[:1] != each or weight.ndim != 2:
+        raise InputError(
+            f"--direction {path}: weight, bias and means of a probe have a row for each of its "
+            f"{len(classes)} classes"
+        )
+    if "hidden_weight" not in arrays and weight.shape != (*each, hidden):
         raise InputError(
             f"--direction {path}: the probe reads vectors of width {weight.shape[-1]}, and the "
             f"hidden states have {hidden} channels: take one of a single layer"
