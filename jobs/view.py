@@ -53,8 +53,8 @@ def view(
     """Write one page of a split: tokens by layer, top tokens, errors.
 
     The page needs no network and no server. It shows norms, cosines, a head's probabilities,
-    channels, directions of a file, latents of a sparse autoencoder, and the words of the MLM head
-    where the encoder has one.
+    channels, directions of a file, latents of a sparse autoencoder, and the words that the head
+    over the vocabulary reads, where the encoder has one.
 
     Examples:
         >>> import bertvision

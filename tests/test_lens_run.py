@@ -15,7 +15,7 @@ import torch
 from families import make_family
 from reports import read_table
 from terminal import done, run
-from transformers import AutoModelForMaskedLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
 
 import bertvision
 from bertvision.errors import InputError, UnknownNameError
@@ -85,7 +85,28 @@ def test_the_last_layer_says_what_the_model_itself_says(made: Made) -> None:
     assert found.layers == (0, 1, 2)
     assert found.title().startswith(f"Lens, 0e/{SPLIT}, MLM head of mlm-bert, ")
     assert "The MLM head is the one that mlm-bert was pretrained with." in found.table()
-    assert "No token was masked" in found.table()
+    assert "as no token was masked" in found.table()
+
+
+def test_a_decoder_is_asked_for_the_word_that_follows(tmp_path: Path) -> None:
+    folder = make_family("gpt2", tmp_path / "lm-gpt2", AutoModelForCausalLM)
+    data = tmp_path / "texts.jsonl"
+    data.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    space = tmp_path / "space"
+    common: dict[str, Any] = {"precision": "32", "encoding": "float32", "workspace": space}
+    bertvision.extract("0e", model=folder, task="text", data=data, pool="none", **common)
+    read = bertvision.lens("0e", split=SPLIT, workspace=space)
+    model, own = AutoModelForCausalLM.from_pretrained(folder).eval(), []
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    for text in TEXTS:
+        ids = torch.tensor([tokenizer(text)["input_ids"]])
+        with torch.inference_mode():
+            log_p = model(input_ids=ids).logits[0].log_softmax(-1)
+        own += log_p[torch.arange(len(log_p) - 1), ids[0, 1:]].tolist()
+    assert read.n_tokens == len(own)
+    assert read.log_p[-1] == pytest.approx(np.mean(own), abs=1e-4)
+    assert read.head == "output layer of lm-gpt2"
+    assert "is asked for the token that follows" in str(read)
 
 
 def test_a_page_shows_the_word_that_the_model_says_in_each_layer(

@@ -46,7 +46,7 @@ from bertvision.pipelines.workspace.workspace import Workspace
 if TYPE_CHECKING:
     import dask.array as da
 
-    from bertvision.pipelines.encoders.mlm_head import MlmHead
+    from bertvision.pipelines.encoders.vocabulary_head import CausalHead, MlmHead
 
 
 Floats = NDArray[np.float32]
@@ -86,12 +86,12 @@ class LensResult(AnalysisResult):
     titled = "Lens, {name}, {head}, {n_tokens:,} of {n_available:,} tokens"
     caption = "Reading the word of each token from its state in every layer"
     reading = (
-        "No token was masked: the encoder saw each word that is asked for. So the numbers say how "
-        "well the word that stands there can still be read from a layer's state by the head, not "
-        "how well hidden words are guessed. Top-1: share of tokens whose own word comes first; of "
-        "rare words: without the frequent words that make up half of the tokens. MRR: mean of 1 / "
-        "rank. Log p: mean log-probability of the own word, nats. KL: how far what the layer says "
-        "of all words is from what the last one says, nats."
+        "An encoder is asked for the word that stands there, which it saw, as no token was masked: "
+        "the numbers say how well it can still be read from a layer's state by the head, not how "
+        "well hidden words are guessed. A decoder is asked for the word that follows. Top-1: share "
+        "of tokens whose word comes first; of rare words: without the frequent words that make up "
+        "half of the tokens. MRR: mean of 1 / rank. Log p: mean log-probability of the word, nats. "
+        "KL: how far what the layer says of all words is from what the last one says, nats."
     )
     seen = (
         "Panels over the layers: how often the token's own word comes first, of all words and of "
@@ -158,8 +158,9 @@ def lens(
     """Read the word of each token from its state in each layer.
 
     The encoder's own MLM head reads the state. No word is masked: it says what a layer still holds
-    of the word that stands there. With ``trained`` each layer is read by a head of its own, which
-    is trained from the store first.
+    of the word that stands there. A decoder's own output layer reads the word that follows, behind
+    the norm of the last layer (the logit lens). With ``trained`` each layer is read by a head of
+    its own, which is trained from the store first.
 
     Examples:
         >>> import bertvision
@@ -180,7 +181,7 @@ def lens(
 
     Raises:
         UnknownNameError: there is no such snapshot or split.
-        InputError: ``plot`` does not end in ``.svg``, the encoder has no MLM head, or an option is
+        InputError: ``plot`` does not end in ``.svg``, the encoder has no such head, or an option is
             out of range or belongs to trained heads.
     """
     given = {"steps": steps, "dropout": dropout, "lr": lr}
@@ -210,6 +211,7 @@ def lens(
     def measure() -> LensResult:
         from torch import nn
 
+        from bertvision.pipelines.encoders.vocabulary_head import CausalHead
         from bertvision.pipelines.readouts.lens import train_lens, words_of
         from bertvision.pipelines.workspace.snapshots import load_snapshot, load_snapshot_tokenizer
 
@@ -218,7 +220,9 @@ def lens(
         words = words_of(x)
         decoder: Decoder
         if not others:
-            decoder, head, note = mlm_head(request.workspace, tag)
+            decoder, head, note = pretrained_head(request.workspace, tag, x.record.layers)
+            if isinstance(decoder, CausalHead):
+                words = following(words, x.plan.n_tokens)
         else:
             asked = words_of(others[0])
             asked[np.isin(asked, special)] = -1
@@ -247,9 +251,51 @@ def lens(
     return request.answer(LensResult, measure)
 
 
+def following(words: Words, lengths: NDArray[np.integer]) -> Words:
+    """The word behind each token in its window; −1 of the last.
+
+    Args:
+        words: (tokens,) word of each token, windows one after another.
+        lengths: (windows,) tokens of each.
+    """
+    shifted = np.append(words[1:], -1)
+    shifted[np.cumsum(lengths, dtype=np.int64) - 1] = -1
+    return shifted
+
+
+def pretrained_head(
+    workspace: Workspace, tag: str, layers: Sequence[int]
+) -> tuple[MlmHead | CausalHead, str, str]:
+    """The head over the vocabulary that the encoder or decoder was pretrained with.
+
+    Args:
+        workspace: Workspace of the snapshot.
+        tag: Tag of the snapshot.
+        layers: Numbers of the hidden states that are read.
+
+    Returns:
+        The head, its name, and a sentence about it.
+
+    Raises:
+        InputError: there is none that can be applied to layers.
+    """
+    from bertvision.pipelines.encoders.vocabulary_head import is_causal, load_causal_head
+    from bertvision.pipelines.workspace.pretrained import pretrained
+
+    checkpoint = pretrained(workspace)
+    if not is_causal(checkpoint.config):
+        return mlm_head(workspace, tag)
+    name = Path(checkpoint.name_or_path).name
+    head = load_causal_head(checkpoint.folder, checkpoint.name_or_path, layers)
+    note = f"The output layer of {name} is asked for the token that follows."
+    if SnapshotTag(tag).is_untrained:
+        note = f"{tag} has random weights, which the output layer of {name} was not trained with."
+    return head, f"output layer of {name}", note
+
+
 def mlm_head(workspace: Workspace, tag: str) -> tuple[MlmHead, str, str]:
     """The MLM head of the pretrained encoder, what it is called, and what is to be known of it."""
-    from bertvision.pipelines.encoders.mlm_head import load_mlm_head
+    from bertvision.pipelines.encoders.vocabulary_head import load_mlm_head
     from bertvision.pipelines.workspace.pretrained import pretrained
 
     checkpoint = pretrained(workspace)
@@ -290,7 +336,7 @@ def lens_of_array(
 
     Args:
         x: (token, layer, hidden) float32 activations, chunked along the tokens.
-        words: (token,) vocabulary index of each token.
+        words: (token,) vocabulary index of the word that each token is asked for; −1 leaves it out.
         decoder: reads states over the vocabulary.
         special: vocabulary indices whose tokens are left out: no head was ever asked for them.
         max_tokens: size of the uniform sample of the other tokens; None takes all of them.
@@ -310,7 +356,7 @@ def lens_of_array(
         raise InputError(f"tile is {tile} and max_tokens {max_tokens}: give 1 or more of each")
     asked = np.asarray(words).astype(np.int64)
     n_words = len(decoder.weight)
-    if asked.shape != x.shape[:1] or asked.min() < 0 or asked.max() >= n_words:
+    if asked.shape != x.shape[:1] or asked.min() < -1 or asked.max() >= n_words:
         raise InputError(
             f"{len(asked):,} words up to index {asked.max()} for {x.shape[0]:,} tokens and a head "
             f"over {n_words:,} words: take the tokenizer and the head of the encoder itself"

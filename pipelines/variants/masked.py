@@ -21,7 +21,7 @@ from bertvision.pipelines.encoders.loading import (
     keep_outputs_in_float32,
     load_tokenizer,
 )
-from bertvision.pipelines.encoders.mlm_head import load_masked_model, taken_apart
+from bertvision.pipelines.encoders.vocabulary_head import load_masked_model, taken_apart
 from bertvision.pipelines.tasks.task import Task
 from bertvision.pipelines.tasks.windows import Batch
 from bertvision.pipelines.variants.variant import Variant

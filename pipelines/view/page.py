@@ -16,7 +16,7 @@ from bertvision.errors import InputError, WorkspaceError, counted
 from bertvision.featurestore.lazy import layer_labels
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.views.top import TopToken, top_tokens
-from bertvision.pipelines.analysis.lens import best_words, mlm_head
+from bertvision.pipelines.analysis.lens import best_words, pretrained_head
 from bertvision.pipelines.analysis.reduce import sampled_rows
 from bertvision.pipelines.encoders.loading import is_here
 from bertvision.pipelines.files import write_text
@@ -300,7 +300,7 @@ def _top(
 def _add_lens(
     contents: Contents, sample: Sample, names: TokenNames, space: Workspace, layers: list[str]
 ) -> None:
-    """The word that the MLM head reads in each layer, where there is such a head."""
+    """The word that the pretrained head reads in each layer, where there is one."""
     what = "The words of the lens"
     if names.pooled:
         contents.notes.append(f"{what}: {sample.split.name} has one vector for each window.")
@@ -308,12 +308,11 @@ def _add_lens(
     model = space.config.model
     called = "/".join(Path(model.name_or_path).parts[-2:])  # of a path no more than others need
     if not is_here(model.name_or_path, model.revision):
-        contents.notes.append(
-            f"{what}: {called} is not on this machine, whose MLM head reads them."
-        )
+        contents.notes.append(f"{what}: {called} is not on this machine, whose head reads them.")
         return
     try:
-        head, _, note = mlm_head(space, str(sample.split.tag))
+        tag, stored = str(sample.split.tag), sample.split.record.layers
+        head, called_head, note = pretrained_head(space, tag, stored)
     except (InputError, WorkspaceError) as error:
         said = str(error).replace(model.name_or_path, called)
         contents.notes.append(f"{what}: {said}.")
@@ -321,7 +320,7 @@ def _add_lens(
     words, log_p = best_words(sample.states, head)
     known, index = np.unique(words, return_inverse=True)
     read = [names.word(number) for number in known.tolist()]
-    meaning = f"The word that the MLM head reads, and its probability. {note}"
+    meaning = f"The word that the {called_head} reads, and its probability. {note}"
     contents.measures.append(
         Measure("word of the lens", meaning, layers, np.exp(log_p), ends=(0, 1))
     )

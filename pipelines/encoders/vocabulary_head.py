@@ -1,12 +1,15 @@
-"""The head of masked language modelling that a checkpoint was pretrained with.
+"""The head over the vocabulary that a checkpoint was pretrained with.
 
-All such heads are a small transform of a state and a linear decoder onto the vocabulary: of BERT a
-dense layer, GELU and LayerNorm (Devlin et al. 2019, section 3.1), and so with other families. They
-are taken apart at the decoder, so that a vocabulary may be gone through in parts.
+Heads of masked language modelling are a small transform of a state and a linear decoder onto the
+vocabulary: of BERT a dense layer, GELU and LayerNorm (Devlin et al. 2019, section 3.1), and so with
+other families. They are taken apart at the decoder, so that a vocabulary may be gone through in
+parts. Those of decoders are the norm behind the last layer and a linear output layer, which name
+the token that follows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForMaskedLM, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.modeling_outputs import BaseModelOutput
 
 from bertvision.errors import InputError
@@ -26,6 +34,7 @@ _NEXT = (
     "take a checkpoint that was saved with it, such as google-bert/bert-base-uncased or "
     "FacebookAI/roberta-base"
 )
+_NEXT_DECODER = "take a decoder such as openai-community/gpt2 or google/gemma-3-270m"
 _PROBED = 16  # tokens whose logits are compared
 _TOLERANCE = 1e-4
 
@@ -62,6 +71,42 @@ class MlmHead:
 
     def bias(self, place: int) -> Floats:
         """(vocabulary,) what the decoder adds; ``place`` is as in `features`."""
+        return self._bias
+
+
+class CausalHead:
+    """Logits of the next token over the vocabulary, of hidden states of any layer of a decoder.
+
+    Args:
+        norm: Norm behind the last layer.
+        output: Output layer.
+        normed: Places on the layer axis whose states went through the norm already.
+
+    Attributes:
+        weight: (vocabulary, width) of the output layer.
+    """
+
+    def __init__(self, norm: nn.Module, output: nn.Linear, normed: Collection[int]) -> None:
+        self._norm, self._normed = norm, frozenset(normed)
+        self.weight: Floats = output.weight.detach().numpy()
+        bias = torch.zeros(len(self.weight)) if output.bias is None else output.bias.detach()
+        self._bias: Floats = bias.numpy()
+
+    def features(self, place: int, states: Floats) -> Floats:
+        """Input of the output layer, (tokens, hidden), from (tokens, hidden) states.
+
+        Args:
+            place: Place of their layer on the layer axis.
+            states: States of some tokens.
+        """
+        if place in self._normed:
+            return states
+        with torch.inference_mode():
+            features: Floats = self._norm(torch.from_numpy(np.ascontiguousarray(states))).numpy()
+        return features
+
+    def bias(self, place: int) -> Floats:
+        """(vocabulary,) what the output layer adds; ``place`` is as in `features`."""
         return self._bias
 
 
@@ -154,3 +199,57 @@ def taken_apart(model: PreTrainedModel, name: str) -> tuple[PreTrainedModel, nn.
     setattr(parent, key, nn.Identity())
     setattr(model, model.base_model_prefix, _Given())
     return model, decoder
+
+
+def is_causal(config: PreTrainedConfig) -> bool:
+    """Whether a family is pretrained to name the next token, and not masked ones."""
+    kind = type(config)
+    return (
+        kind in AutoModelForCausalLM._model_mapping
+        and kind not in AutoModelForMaskedLM._model_mapping
+    )
+
+
+def load_causal_head(folder: Path, name: str, layers: Sequence[int]) -> CausalHead:
+    """Load the output layer of a decoder and the norm before it.
+
+    They are held to the model's own logits.
+
+    Args:
+        folder: Folder of the checkpoint.
+        name: Its name in messages.
+        layers: Numbers of the hidden states that are read, in the order of their axis.
+
+    Raises:
+        InputError: the checkpoint lacks the weights, or its logits are not a linear layer's of the
+            normed last state.
+    """
+    model, missing = load_reported(folder, AutoModelForCausalLM)
+    output = model.get_output_embeddings()
+    if missing or not isinstance(output, nn.Linear):
+        raise InputError(f"{name} has no output layer over its vocabulary: {_NEXT_DECODER}")
+    read: list[Tensor] = []
+    norms: list[tuple[nn.Module, Tensor]] = []
+    hooks = [output.register_forward_pre_hook(lambda _, given: read.append(given[0]))]
+    hooks += [
+        module.register_forward_hook(lambda m, _, given: norms.append((m, given)))
+        for module in model.modules()
+        if "norm" in type(module).__name__.lower()
+    ]
+    ids = torch.arange(min(_PROBED, model.config.vocab_size)).unsqueeze(0)
+    with torch.inference_mode():
+        made = model(input_ids=ids, output_hidden_states=True)
+        for hook in hooks:
+            hook.remove()
+        norm = next((m for m, given in norms if torch.equal(given, read[-1])), None)
+        logits = output(read[-1])
+    apart = (logits - made.logits).abs().max() > _TOLERANCE * made.logits.abs().max()
+    if norm is None or bool(apart):
+        raise InputError(
+            f"{name}: the logits of {type(model).__name__} are not those of a norm and a linear "
+            f"layer behind its last state, which is what can be applied to layers; {_NEXT_DECODER}"
+        )
+    depth = len(made.hidden_states) - 1
+    is_normed = torch.equal(made.hidden_states[-1], read[-1])
+    normed = [place for place, layer in enumerate(layers) if is_normed and layer == depth]
+    return CausalHead(norm, output, normed)
