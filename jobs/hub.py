@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, get_args
 
 from bertvision.errors import InputError, UnknownNameError, counted
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 _KINDS: dict[str, RepositoryKind] = {
     "head": "model",
+    "predictor": "model",
     "snapshot": "model",
     "store": "dataset",
     "report": "space",
@@ -58,6 +60,7 @@ def push(
     repository: str,
     *,
     revision: str | None = None,
+    with_encoder: bool = False,
     private: Annotated[bool | None, Option(flag="--private/--public")] = None,
     license: str | None = None,
     replace: bool = False,
@@ -75,6 +78,8 @@ def push(
             1e/train,1e/dev, store for all splits, or report.
         repository: owner/name, made where there is none.
         revision: Branch to send to; by default the main one.
+        with_encoder: Send a head, an ensemble or bert:1e with its encoder, as one folder that
+            answers texts (`bertvision predict owner/name`).
         private: Visibility of a new repository; by default its owner's.
         license: Licence that the card names, such as cc-by-4.0.
         replace: Take the place of the card, and of files of the same names, that somebody else put
@@ -90,7 +95,7 @@ def push(
         HubError: the hub cannot be reached, or refuses, or another push came between.
     """
     kind, name = parse_repository(repository)
-    sort = _sort_of(what)
+    sort = "predictor" if with_encoder else _sort_of(what)
     if kind not in (None, _KINDS[sort]):
         raise InputError(
             f"{repository}: a {sort} is pushed to a {_KINDS[sort]} repository: write {name}"
@@ -112,6 +117,17 @@ def push(
             replace=replace,
             whole=what == "store",
         )
+    elif sort == "predictor":
+        from bertvision.pipelines.prediction.predictor import Predictor, load_predictors
+        from bertvision.pipelines.prediction.source import find_source
+        from bertvision.pipelines.sharing.shareable import Shareable
+        from bertvision.pipelines.sharing.shareable import push as push_folder
+
+        predictor: Predictor
+        (predictor,) = load_predictors([find_source(what, path_of(workspace))], "auto")
+        with TemporaryDirectory() as saved:
+            made: Shareable = predictor.shareable(Path(saved), name, license)
+            sent = push_folder(_api(), place, made, private=private, replace=replace)
     else:
         from bertvision.pipelines.sharing import shareable
 

@@ -288,6 +288,11 @@ def test_a_predictor_goes_over_the_hub(classes: Path, hub: Hub, tmp_path: Path) 
     again = Predictor.from_pretrained("anna/pairs", cache_dir=tmp_path / "cache", precision="32")
     pair = {"text": "anna was born .", "text_pair": "who founded the firm ?"}
     assert again(pair) == predictor(pair)
+    words = ["cls-learned-pooling:1e", "anna/typed", "--with-encoder", "--license", "mit"]
+    done("push", *words, "--workspace", classes)
+    typed = hub.files("model", "anna/typed")
+    names = ("heads/0/model.safetensors", "model.safetensors", "tokenizer.json")
+    assert all(typed[name] == sent[name] for name in names)
     pulled = tmp_path / "pulled"
     done("pull", "anna/pairs", pulled)
     assert Predictor.load(pulled, precision="32")(pair) == predictor(pair)

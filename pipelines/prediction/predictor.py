@@ -381,24 +381,35 @@ class Predictor:
             InputError: ``repo_id`` is none, or the repository holds something else.
             HubError: The hub cannot be reached, or refuses.
         """
-
-        def made(folder: Path, name: str) -> Shareable:
-            self.save_pretrained(folder / "predictor")
-            record = self.record
-            facts = {
-                "task": record.task.name,
-                "made of": ", ".join(record.members),
-                "encoder": f"snapshot {record.checkpoint}, weights {record.weights_sha256[:12]}…",
-                "classes": ", ".join(record.task.classes),
-                "threshold of no answer": record.threshold,
-            }
-            question = "context" in self.layout.columns
-            card = predictor_card(name, record.name, facts, question, license)
-            return Shareable("predictor", record.name, _files(folder / "predictor"), card)
-
         return push_saved(
-            *(made, repo_id), private=private, revision=revision, replace=replace, token=token
+            lambda folder, name: self.shareable(folder, name, license),
+            repo_id,
+            private=private,
+            revision=revision,
+            replace=replace,
+            token=token,
         )
+
+    def shareable(self, folder: Path, name: str, licence: str | None) -> Shareable:
+        """Save the predictor for the hub.
+
+        Args:
+            folder: Folder to save it in; it has to stay until all is sent.
+            name: ``owner/name`` of the repository, for the card.
+            licence: Licence that the card names; None names none.
+        """
+        self.save_pretrained(folder / "predictor")
+        record = self.record
+        facts = {
+            "task": record.task.name,
+            "made of": ", ".join(record.members),
+            "encoder": f"snapshot {record.checkpoint}, weights {record.weights_sha256[:12]}…",
+            "classes": ", ".join(record.task.classes),
+            "threshold of no answer": record.threshold,
+        }
+        question = "context" in self.layout.columns
+        card = predictor_card(name, record.name, facts, question, licence)
+        return Shareable("predictor", record.name, _files(folder / "predictor"), card)
 
     def __repr__(self) -> str:
         return f"<Predictor {self.record.name}: {self.record.task.name}>"
