@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +27,8 @@ class ActivationBatch:
         lengths: (batch,) int64 tokens of each example.
         examples: (batch,) int64 position of each example in the split.
         labels: per-example arrays of the split by name, each (batch, …).
+        memory: Source of memory for decoded states, by shape and dtype; new memory where it is
+            None.
 
     Examples:
         >>> split = bertvision.ActivationStore.open("activations")["1e"]["train"]
@@ -45,6 +48,7 @@ class ActivationBatch:
     lengths: Tensor
     examples: Tensor
     labels: dict[str, Tensor]
+    memory: Callable[[tuple[int, ...], torch.dtype], Tensor] | None = None
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -93,7 +97,11 @@ class ActivationBatch:
 
     def decode(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Hidden states of the real tokens, (tokens, layers, hidden)."""
-        return decode(self.codes, self.scale, self.stats, dtype)
+        out = None
+        if self.memory is not None and (self.codes.dtype != dtype or self.stats is not None):
+            width = self.codes.shape[2] if self.stats is None else self.stats.mean.shape[-1]
+            out = self.memory((*self.codes.shape[:2], width), dtype)
+        return decode(self.codes, self.scale, self.stats, dtype, out)
 
     def padded(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """Hidden states as (batch, seq, hidden, layers), zeros after each example's last token."""

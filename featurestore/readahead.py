@@ -6,7 +6,7 @@ import math
 import os
 import sys
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from bertvision.errors import InputError
 from bertvision.featurestore.format.shard import ShardReader
@@ -85,6 +86,23 @@ def idle_references() -> int | None:
     del further
     counts = with_view > idle and with_further > idle and sys.getrefcount(references[0]) == idle
     return idle if counts else None
+
+
+class DecodedMemory:
+    """Memory for decoded vectors, used again when nobody refers to them any more."""
+
+    def __init__(self) -> None:
+        # one pool for each type, because the buffers of one use are all about as large; one buffer
+        # is filled while the one before is in use, and a trainer may refer to the one before that
+        self._pools: defaultdict[torch.dtype, BufferPool] = defaultdict(lambda: BufferPool(3))
+
+    def __reduce__(self) -> tuple[type[DecodedMemory], tuple[()]]:
+        return type(self), ()  # of another process it is empty
+
+    def __call__(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """An uninitialised tensor."""
+        taken = self._pools[dtype].take((math.prod(shape), dtype.itemsize), np.uint8)
+        return torch.from_numpy(taken).view(dtype).view(shape)
 
 
 class Threads:

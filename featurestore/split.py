@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -119,6 +119,7 @@ class ActivationSplit(SplitReader, Sequence[torch.Tensor]):
         examples: npt.NDArray[np.int64],
         positions: Sequence[int],
         labels: Mapping[str, npt.NDArray[Any]],
+        memory: Callable[[tuple[int, ...], torch.dtype], torch.Tensor] | None = None,
     ) -> ActivationBatch:
         """Wrap the filled memory of `buffers` as a batch; nothing is copied but the labels."""
         tensor = torch.from_numpy(codes).transpose(0, 1)
@@ -129,6 +130,7 @@ class ActivationSplit(SplitReader, Sequence[torch.Tensor]):
             lengths=torch.from_numpy(self.plan.n_tokens[examples].astype(np.int64)),
             examples=torch.from_numpy(examples),
             labels={name: torch.from_numpy(values[examples]) for name, values in labels.items()},
+            memory=memory,
         )
 
     def __getitem__(self, index: Any) -> Any:

@@ -26,6 +26,7 @@ from bertvision.featurestore.batch import ActivationBatch
 from bertvision.featurestore.format.shard import ShardReader
 from bertvision.featurestore.readahead import (
     BufferPool,
+    DecodedMemory,
     EpochSetter,
     Iteration,
     OpenShards,
@@ -116,6 +117,7 @@ class ActivationLoader:
         self._options = {"batch_size": batch_size, "rank": rank, "world_size": world_size}
         # one pool for each use, because the buffers of one use are all about as large
         self._pools: defaultdict[tuple[str, int], BufferPool] = defaultdict(BufferPool)
+        self._decoded = DecodedMemory()
         self.epoch = 0
         self.batch = 0
         self._start: tuple[int, int] | None = (0, 0)
@@ -293,7 +295,7 @@ class ActivationLoader:
         shard_of(int(split.plan.shard[examples[0]]))  # fails before memory is taken
         codes, scale = split.buffers(tokens, len(positions), self._take)
         split.gather(examples, shard_of, positions, codes, scale)
-        return split.batch(codes, scale, examples, positions, split.labels)
+        return split.batch(codes, scale, examples, positions, split.labels, self._decoded)
 
     def _take(self, shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any]:
         return self._pools[dtype, shape[-1]].take(shape, dtype)

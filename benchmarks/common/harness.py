@@ -30,6 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from bertvision.featurestore.format.compiled import KERNELS
 from bertvision.pipelines.text import format_table
 
 Results = Mapping[str, Sequence[float]]
@@ -70,6 +71,7 @@ def interleave(
     """
     rng = random.Random(seed)
     results: dict[str, list[float]] = {name: [] for name in sides}
+    KERNELS.make()  # of every side's steady state
     gc.freeze()  # or each collection would look through all modules
     try:
         for repetition in range(-warmup, repeats):

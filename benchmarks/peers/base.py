@@ -27,7 +27,8 @@ class Batch(NamedTuple):
     Attributes:
         values: packed (tokens, layers, hidden) or padded (batch, seq, …), as the reader gives it.
         examples: how many it holds.
-        decode: how int8 codes become bfloat16; float values are cast.
+        decode: how the values become bfloat16, into memory that is used again; where it is None,
+            they are cast.
     """
 
     values: Tensor
@@ -125,20 +126,23 @@ class Packer:
         self._content = content
         self._codes = np.empty((0, layers, hidden), content)
         self._scale = np.empty((0, layers), np.float32)
+        self._decoded = torch.empty((0, layers, hidden), dtype=torch.bfloat16)
 
     def room(self, tokens: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.float32]]:
         """Buffers of so many tokens for codes and scale."""
         if len(self._codes) < tokens:
             self._codes = np.zeros((tokens, *self._shape), self._content)
             self._scale = np.zeros((tokens, self._shape[0]), np.float32)
+            self._decoded = torch.zeros((tokens, *self._shape), dtype=torch.bfloat16)
         return self._codes[:tokens], self._scale[:tokens]
 
     def batch(self, tokens: int, examples: int, stats: ChannelStats | None) -> Batch:
         """The contents of the buffers, as a batch."""
         codes, scale = (torch.from_numpy(array) for array in self.room(tokens))
+        out = self._decoded[:tokens]
         if stats is None:
-            return Batch(codes, examples)
-        return Batch(codes, examples, lambda: decode(codes, scale, stats, torch.bfloat16))
+            return Batch(codes, examples, lambda: out.copy_(codes))
+        return Batch(codes, examples, lambda: decode(codes, scale, stats, torch.bfloat16, out))
 
     def pack(self, parts: Sequence[Any], stats: ChannelStats | None = None) -> Batch:
         """Pack payloads (see `payloads`), each any object with the buffer interface."""

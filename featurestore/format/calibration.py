@@ -183,29 +183,33 @@ class ChannelStatsAccumulator:
 
     def add(self, hidden_states: Tensor) -> None:
         """Add a block of hidden states, (tokens, layers, hidden)."""
-        x = hidden_states.double()
+        is_first = self._shift is None
         if self._shift is None:
-            self._shift = x.mean(dim=0)
+            self._shift = hidden_states.new_zeros(hidden_states.shape[1:], dtype=torch.float64)
             self._sum, self._square, self._far_sum, self._far_square = (
                 torch.zeros_like(self._shift) for _ in range(4)
             )
             self._far_n = self._sum.new_zeros((len(self._sum), 1))
-            self._low, self._high = x[0], x[0]
-        self._low = torch.minimum(self._low, hidden_states.amin(dim=0))
-        self._high = torch.maximum(self._high, hidden_states.amax(dim=0))
-        x = x - self._shift
-        self._n += x.shape[0]
+            self._low, self._high = (hidden_states[0].double().clone() for _ in range(2))
+        self._n += len(hidden_states)
         far = _far_tokens(hidden_states)
-        rows = far.any(dim=1)
-        some, far_of_some = x[rows], far[rows].unsqueeze(-1)
-        # apart: of a sum of both the squares of the far would leave no digits for the others
-        of_far = some * far_of_some
-        self._far_n += far_of_some.sum(dim=0)
-        self._far_sum += of_far.sum(dim=0)
-        self._far_square += of_far.square_().sum(dim=0)
-        x[rows] = some.masked_fill_(far_of_some, 0)
-        self._sum += x.sum(dim=0)
-        self._square += x.square_().sum(dim=0)
+        self._far_n += far.sum(dim=0).unsqueeze(-1)
+        for layer, some_are_far in enumerate(far.any(dim=0).tolist()):
+            # one at a time: float64 of all would be fresh memory, several times as slow
+            x = hidden_states[:, layer].double()
+            if is_first:
+                self._shift[layer] = x.mean(dim=0)
+            self._low[layer] = torch.minimum(self._low[layer], x.amin(dim=0))
+            self._high[layer] = torch.maximum(self._high[layer], x.amax(dim=0))
+            x = x - self._shift[layer]  # not in place: float64 may have been given
+            if some_are_far:
+                # apart: of a sum of both the squares of the far would leave no digits for others
+                of_far = x[far[:, layer]]
+                self._far_sum[layer] += of_far.sum(dim=0)
+                self._far_square[layer] += of_far.square_().sum(dim=0)
+                x[far[:, layer]] = 0
+            self._sum[layer] += x.sum(dim=0)
+            self._square[layer] += x.square_().sum(dim=0)
 
     def result(self, levels: int | None = None) -> ChannelStats:
         """Mean and standard deviation; a constant channel gets the layer's median, and stays exact.
@@ -255,7 +259,8 @@ def _far_tokens(hidden_states: Tensor) -> Tensor:
     """Tokens of a block that are far from all others in a layer, (tokens, layers) bool."""
     every = -(-len(hidden_states) // _MIDDLE_TOKENS)
     middle = hidden_states[::every].median(dim=0).values
-    distance = torch.linalg.vector_norm(hidden_states - middle, dim=-1)
+    layers = zip(hidden_states.unbind(1), middle, strict=True)
+    distance = torch.stack([torch.linalg.vector_norm(h - m, dim=-1) for h, m in layers], dim=1)
     usual = distance.median(dim=0).values
     far: Tensor = (distance > _FAR * usual) & (usual > 0)
     return far

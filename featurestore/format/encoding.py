@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from bertvision.errors import InputError, NonFiniteError
+from bertvision.featurestore.format.compiled import KERNELS
 from bertvision.featurestore.format.layout import ENCODINGS, Encoding
 from bertvision.featurestore.format.names import NonFinite
 
@@ -244,12 +245,11 @@ def encode(
     shape = (tokens, layers, encoding.codes_size(hidden))
     codes = torch.empty(shape, dtype=encoding.torch_dtype, device=device) if out is None else out
     scratch = _scratch(hidden_states.shape, device)
-    blocks = _blocks(tokens, len(scratch))
     quantiser = _QUANTISERS.get(encoding.name)
     if quantiser is None:
         total = torch.empty((tokens, layers), dtype=codes.dtype, device=device)
         as_given = hidden_states.dtype == codes.dtype
-        for block in blocks:
+        for block in _blocks(tokens, len(scratch)):
             cast = codes[block].copy_(hidden_states[block])
             # what was read is nearer than what was just written
             torch.sum(hidden_states[block] if as_given else cast, dim=-1, out=total[block])
@@ -268,11 +268,13 @@ def encode(
     groups = encoding.scale_shape(hidden)
     scale = torch.empty((tokens, layers, *groups), dtype=encoding.scale_torch_dtype, device=device)
     step = torch.empty((tokens, layers, *groups), device=device)
-    for block in blocks:
-        # copy, then in-place: mixed dtypes or fresh memory would take several times longer
-        h = hidden_states[block]
-        z = scratch[: len(h)].copy_(h).sub_(stats.mean).mul_(inverse_std)
-        quantiser.quantise_(z, codes[block], scale[block], step[block])
+    moments = ChannelStats(stats.mean, inverse_std)
+    if not _encoded_by_kernel(hidden_states, encoding, moments, codes, scale, step):
+        for block in _blocks(tokens, len(scratch)):
+            # copy, then in-place: mixed dtypes or fresh memory would take several times longer
+            h = hidden_states[block]
+            z = scratch[: len(h)].copy_(h).sub_(stats.mean).mul_(inverse_std)
+            quantiser.quantise_(z, codes[block], scale[block], step[block])
     fits = (step <= quantiser.largest_step).reshape(tokens, layers, -1).all(dim=-1)
     if bool(fits.all()):
         return Encoded(codes, scale, 0)
@@ -370,12 +372,18 @@ def decode(
         raise InputError(f"{encoding.name} codes need their scale and channel statistics")
     shape = (*codes.shape[:2], stats.mean.shape[-1])
     hidden_states = torch.empty(shape, dtype=dtype, device=codes.device) if out is None else out
+    if _decoded_by_kernel(codes, scale, stats, encoding, hidden_states):
+        return hidden_states
     scratch = _scratch(shape, codes.device)
     for block in _blocks(len(codes), len(scratch)):
         out = hidden_states[block]
         h = out if dtype == torch.float32 else scratch[: len(out)]
         quantiser.dequantise_(codes[block], scale[block], h)
-        torch.addcmul(stats.mean, h, stats.std, out=h)
+        if h.is_cpu:
+            # each step rounded, as NumPy and the kernels do it: `addcmul` may round once for both
+            h.mul_(stats.std).add_(stats.mean)
+        else:
+            torch.addcmul(stats.mean, h, stats.std, out=h)
         if dtype != torch.float32:
             out.copy_(h)
     return hidden_states
@@ -416,6 +424,93 @@ def decode_numpy(
             h *= stats.std.numpy()
             np.add(h, stats.mean.numpy(), out=states[block])
     return states
+
+
+def _encoded_by_kernel(
+    hidden_states: Tensor,
+    encoding: Encoding,
+    moments: ChannelStats,
+    codes: Tensor,
+    scale: Tensor,
+    step: Tensor,
+) -> bool:
+    """Fill codes, scale and wanted step by a compiled kernel; whether there is one for them.
+
+    Args:
+        hidden_states: (tokens, layers, hidden).
+        encoding: The quantised encoding.
+        moments: Mean of each channel, and the reciprocal of its deviation.
+        codes: (tokens, layers, width).
+        scale: Contiguous.
+        step: Likewise.
+    """
+    bits = _BITS.get(hidden_states.dtype)
+    if bits is None or not _in_rows(hidden_states, codes):
+        return False
+    kernel = KERNELS.get(f"encode_{encoding.name} {_SAME_BITS[bits]}", 4 * hidden_states.numel())
+    if kernel is None:
+        return False
+    given = hidden_states.detach().view(bits)
+    of_int4 = (_flat(step), _STEPS.numpy(), _MIDDLES.numpy(), encoding.group)
+    kernel(
+        _flat(given),
+        given.stride()[:2],
+        hidden_states.dtype == torch.float16,
+        *(_flat(x.contiguous()) for x in moments),
+        _flat(codes),
+        codes.stride()[:2],
+        _flat(scale),
+        *(of_int4 if encoding.group else ()),
+        *hidden_states.shape[:2],
+    )
+    if not encoding.group:
+        step.copy_(scale)
+    return True
+
+
+def _decoded_by_kernel(
+    codes: Tensor, scale: Tensor, stats: ChannelStats, encoding: Encoding, out: Tensor
+) -> bool:
+    """Fill hidden states, (tokens, layers, hidden), by a compiled kernel; whether there is one."""
+    bits = _BITS.get(out.dtype)
+    if bits is None or out.dtype == torch.float16 or not _in_rows(codes, out):
+        return False
+    kernel = KERNELS.get(f"decode_{encoding.name} {_SAME_BITS[bits]}", 4 * out.numel())
+    if kernel is None:
+        return False
+    filled = out if out.dtype == torch.float32 else out.view(bits)
+    kernel(
+        _flat(codes),
+        codes.stride()[:2],
+        _flat(scale.contiguous()),
+        *((_STEPS.numpy(), encoding.group) if encoding.group else ()),
+        *(_flat(x.contiguous()) for x in stats),
+        _flat(filled),
+        filled.stride()[:2],
+        *out.shape[:2],
+    )
+    return True
+
+
+_BITS = {
+    torch.float32: torch.uint32,
+    torch.bfloat16: torch.uint16,
+    torch.float16: torch.uint16,
+}
+"""Types of the bits of hidden states, of which kernels know no others."""
+_SAME_BITS = {torch.uint32: "float32", torch.uint16: "bfloat16"}
+
+
+def _in_rows(*arrays: Tensor) -> bool:
+    """Whether arrays (tokens, layers, …) have values, here, and each row of them in one piece."""
+    return all(x.is_cpu and x.numel() > 0 and x.stride(-1) == 1 for x in arrays)
+
+
+def _flat(x: Tensor) -> npt.NDArray[Any]:
+    """The memory of a tensor, whose last axis is contiguous, from its first value to its last."""
+    size = 1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
+    flat: npt.NDArray[Any] = x.detach().as_strided((size,), (1,)).numpy()
+    return flat
 
 
 def squared_steps(

@@ -6,7 +6,6 @@ ShardRing: some layers of the shards that are mixed, in memory that is used agai
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -22,7 +21,13 @@ from torch import Tensor
 from bertvision.errors import counted
 from bertvision.featurestore.format.encoding import ChannelStats, decode
 from bertvision.featurestore.format.shard import ShardReader
-from bertvision.featurestore.readahead import BufferPool, Threads, early_shards, prefetched
+from bertvision.featurestore.readahead import (
+    BufferPool,
+    DecodedMemory,
+    Threads,
+    early_shards,
+    prefetched,
+)
 from bertvision.featurestore.reader import Empty, SplitReader
 from bertvision.featurestore.tokens.order import KeptTokens, TokenCuts, TokenOrder
 
@@ -349,6 +354,9 @@ class TokenFeed:
         cuts: how an epoch is cut into batches.
         factors: (layers,) float32 that vectors are multiplied by, or None.
         readers: threads that read.
+
+    Attributes:
+        vectors_memory: Memory for decoded vectors.
     """
 
     def __init__(
@@ -371,6 +379,7 @@ class TokenFeed:
         if self._stats is not None and factors is not None:
             self._stats = ChannelStats(*(x * factors[:, None] for x in self._stats))
             self._factors = None
+        self.vectors_memory = DecodedMemory()
         # one pool for each use, because the buffers of one use are all about as large
         self._pools: defaultdict[tuple[object, ...], BufferPool] = defaultdict(
             lambda: BufferPool(_KEPT)
@@ -486,8 +495,3 @@ class TokenFeed:
 
     def _ring_memory(self, shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any]:
         return self._pools["ring", dtype, shape[-1]].take(shape, dtype)
-
-    def vectors_memory(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Memory for decoded vectors, used again when nobody refers to them any more."""
-        taken = self._pools["vectors", dtype].take((math.prod(shape), dtype.itemsize), np.uint8)
-        return torch.from_numpy(taken).view(dtype).view(shape)

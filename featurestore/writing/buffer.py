@@ -428,10 +428,14 @@ def calibration(examples: list[Tensor], encoding: Encoding) -> Calibration:
         kinds[:] = POOLED
     calibrator = Calibrator(encoding, kinds)
     for block in torch.cat(examples).split(_BLOCK_TOKENS):
-        calibrator.add(block.float(), _usable(block).flatten(1).all(dim=1))
+        calibrator.add(block.float(), _usable(block))
     return calibrator.result()
 
 
 def _usable(hidden_states: Tensor) -> Tensor:
-    """Whether channel statistics may be taken of each value: it is neither NaN nor too large."""
-    return hidden_states.float().abs() <= _LARGEST
+    """Whether channel statistics may be taken of each token: no value is NaN, or too large."""
+    rows = hidden_states.flatten(1)
+    if hidden_states.dtype == torch.float16:  # all of its numbers are small enough
+        return rows.sum(dim=1, dtype=torch.float32).isfinite()
+    least, most = (x.float() for x in rows.aminmax(dim=1))
+    return (least >= -_LARGEST) & (most <= _LARGEST)
