@@ -23,6 +23,7 @@ from transformers import (
 
 import bertvision
 from bertvision.errors import InputError, UnknownNameError, WorkspaceError
+from bertvision.pipelines.finetuning import adopt
 from bertvision.pipelines.workspace.snapshots import load_snapshot
 from bertvision.pipelines.workspace.workspace import Workspace
 
@@ -122,6 +123,25 @@ def test_heads_are_trained_beside_and_more_checkpoints_are_added_later(
     bertvision.train("cls-learned-pooling", checkpoint="2e", precision="32", workspace=root)
     (scores,) = bertvision.evaluate("cls-learned-pooling", precision="32", workspace=root)
     assert scores.trained_on == "2e"
+
+
+def test_what_another_process_adopts_meanwhile_stays(
+    output: Path, adopted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "workspace"
+    shutil.copytree(adopted, root)
+    own, other = (str(output / f"checkpoint-{step}") for step in (9, 12))
+
+    def meanwhile(config: object) -> None:
+        monkeypatch.setattr(adopt, "_warn", lambda config: None)
+        bertvision.adopt(other, workspace=root)
+
+    monkeypatch.setattr(adopt, "_warn", meanwhile)
+    bertvision.adopt(own, workspace=root)
+    space = Workspace.find(root)
+    assert list(space.snapshots()) == list(space.config.finetune.tags)
+    assert space.config.adopted is not None
+    assert list(space.config.adopted.sources) == ["0.5e", "1e", "1.5e", "2e"]
 
 
 def test_a_snapshot_that_was_removed_is_adopted_again(adopted: Path, tmp_path: Path) -> None:

@@ -119,6 +119,8 @@ def adopt(
     _warn(workspace.config)
     workspace.root.mkdir(parents=True, exist_ok=True)
     with exclusive(workspace.root / ".adopt.lock", f"adopting in {workspace.root}"):
+        if (workspace.root / FILE).is_file():  # perhaps with others meanwhile, which stay
+            workspace = _planned(workspace.root, sources, options, tuple(classes))
         workspace.ensure_written()
         workspace.config.write(workspace.root / FILE)
     return finetune(workspace.root, FinetuneOptions(), resume=True)
