@@ -112,6 +112,19 @@ def test_kernels_give_the_bits_of_torch(
     assert same_bits(torch.from_numpy(in_numpy), decode(codes, scale, stats))
 
 
+@pytest.mark.parametrize("name", ["int8", "int4"])
+@pytest.mark.parametrize("zero", [0.0, -0.0])
+def test_zeros_of_either_sign_have_one_step(name: str, zero: float) -> None:
+    """The larger of two zeros has the sign of either, by where it stands in a vector of lanes."""
+    stats = ChannelStats(torch.zeros(2, 32), torch.ones(2, 32))
+    for tokens in (1, 8, 17):
+        x = torch.full((tokens, 2, 32), zero)
+        for made in both_ways(lambda x=x: encode(x, get_encoding(name), stats)):  # type: ignore[misc]
+            assert made.scale is not None
+            assert not made.scale.float().signbit().any()
+            assert torch.equal(made.codes, made.codes[:1, :1].expand_as(made.codes))
+
+
 def test_values_that_are_no_numbers_stay_so() -> None:
     """Bits of NaN must not be rounded to those of zero."""
     scale = torch.tensor([[np.nan, np.inf, -np.inf, 1.0]])

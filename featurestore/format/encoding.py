@@ -75,7 +75,7 @@ class Quantiser(NamedTuple):
         """
         for values, s in self._groups(z, step):
             torch.maximum(values.amax(dim=-1), values.amin(dim=-1).neg_(), out=s)
-            s.div_(self.levels)
+            s.abs_().div_(self.levels)  # or of negative zeros the step would be one
         if self.group:
             scale.copy_(torch.bucketize(step, _MIDDLES.to(step.device)))
         else:
