@@ -249,7 +249,7 @@ def plan_sweep(
 ) -> Planned:
     """Plan `sweep`; arguments and errors are its own."""
     space = find_workspace(workspace, store)
-    options, rates = with_rates(options, lr)
+    options, rates = with_rates(options, lr, split)
     asked = asked_sweep(space, heads, trained_on, checkpoint, fractions, seeds, split)
     from bertvision.pipelines.planning import plan_sweep as run
 

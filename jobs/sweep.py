@@ -99,7 +99,7 @@ def sweep(
         RankLostError: one of several processes ended; names it, and the same call goes on.
     """
     space = find_workspace(workspace, store)
-    options, rates = with_rates(options, lr)
+    options, rates = with_rates(options, lr, split)
     asked = asked_sweep(space, heads, trained_on, checkpoint, fractions, seeds, split)
     if rates and (devices > 1 or not this_rank().alone):
         raise InputError("--lr with several values is for one process: leave --devices out")
@@ -113,19 +113,24 @@ def sweep(
     return Rows(map(Row, sweep_rows(space, results)), table, score_charts)
 
 
-def with_rates(options: TrainOptions, lr: Numbers | None) -> tuple[TrainOptions, tuple[float, ...]]:
+def with_rates(
+    options: TrainOptions, lr: Numbers | None, split: str
+) -> tuple[TrainOptions, tuple[float, ...]]:
     """Options with a learning rate, or those rates that are to be chosen from.
 
     Args:
         options: Options of the training.
         lr: Learning rates; None leaves that of the options.
+        split: Split that is scored.
 
     Raises:
-        InputError: a part is not a number above 0.
+        InputError: a part is not a number above 0, or several would be scored on tune.
     """
     rates = () if lr is None else parse_learning_rates(lr)
     if len(rates) == 1:
         return replace(options, lr=rates[0]), ()
+    if rates and split == "tune":
+        raise InputError(f"--lr {lr} is chosen on tune: score another --split, or give one --lr")
     return options, rates
 
 

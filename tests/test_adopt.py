@@ -144,6 +144,21 @@ def test_what_another_process_adopts_meanwhile_stays(
     assert list(space.config.adopted.sources) == ["0.5e", "1e", "1.5e", "2e"]
 
 
+def test_a_checkpoint_that_changed_is_not_taken_for_the_snapshot_that_was_made_of_it(
+    output: Path, data: dict[str, Any], tmp_path: Path
+) -> None:
+    root, folder = tmp_path / "workspace", tmp_path / "checkpoint-6"
+    shutil.copytree(output / "checkpoint-6", folder)
+    bertvision.adopt(str(folder), classes=CLASSES, workspace=root, **data)
+    bertvision.adopt(str(folder), workspace=root)
+    shutil.copyfile(output / "checkpoint-9/model.safetensors", folder / "model.safetensors")
+    with pytest.raises(WorkspaceError, match="are not those that snapshot 1e"):
+        bertvision.adopt(str(folder), workspace=root)
+    shutil.rmtree(folder)  # as Trainer removes old ones: later ones are added nevertheless
+    done = bertvision.adopt(str(output / "checkpoint-9"), workspace=root)
+    assert [snapshot.tag for snapshot in done.snapshots] == ["1e", "1.5e"]
+
+
 def test_a_snapshot_that_was_removed_is_adopted_again(adopted: Path, tmp_path: Path) -> None:
     root = tmp_path / "workspace"
     shutil.copytree(adopted, root)
@@ -198,6 +213,7 @@ REFUSED: dict[str, tuple[list[str], dict[str, Any], type[Exception], str]] = {
     "a damaged state": (["damaged"], {}, InputError, "does not say how long"),
     "unnamed classes": (["out/checkpoint-6"], {}, InputError, "LABEL_0.*--classes"),
     "too few classes": (["out/checkpoint-6"], {"classes": "yes,no"}, InputError, "has 3 outputs"),
+    "a file that is cut off": (["cut:3e"], {}, InputError, "damaged, or still being written"),
     "no output layer": (["plain:1e"], {}, InputError, "has no output layer"),
     "another encoder": (
         ["out/checkpoint-6", "smaller:2e"],
@@ -227,10 +243,12 @@ def test_what_cannot_be_a_snapshot_is_refused_by_name_and_leaves_nothing(
     (tmp_path / "out").symlink_to(output)
     shutil.copytree(tiny_bert, tmp_path / "plain")
     checkpoint = output / "checkpoint-6"
-    for name in ("untold", "damaged", "smaller", "worded"):
+    for name in ("untold", "damaged", "smaller", "worded", "cut"):
         shutil.copytree(checkpoint, tmp_path / name)
     (tmp_path / "untold/trainer_state.json").unlink()
     (tmp_path / "damaged/trainer_state.json").write_text('{"global_step": 0, "epoch": NaN}')
+    with (tmp_path / "cut/model.safetensors").open("r+b") as file:
+        file.truncate(5000)
     config = json.loads((checkpoint / "config.json").read_text())
     config["num_hidden_layers"] -= 1
     (tmp_path / "smaller/config.json").write_text(json.dumps(config))

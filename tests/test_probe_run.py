@@ -133,6 +133,11 @@ def test_weights_are_kept_of_probes_that_were_trained_before(space: Workspace) -
     (record,) = (p for p in file.probes if p.layers == (1,))
     assert record.inlp is not None
     assert len(record.inlp.accuracy) == 2
+    for projections in (3, 2):
+        (again,) = (p for p in job(inlp=projections)._files[0].probes if p.layers == (1,))
+        assert again.inlp is not None
+        assert len(again.inlp.accuracy) == 1 + projections
+        assert again.inlp.accuracy[:2] == record.inlp.accuracy
     pooled = PooledSplit(space, "0e", "bigram_shift", "test", "mean")
     x = read_inputs(pooled, [(1,)])[:, 0]
     saved = SavedProbe.load(file.weights_path(space.root, (1,)), record.weights or "")
@@ -143,9 +148,9 @@ def test_weights_are_kept_of_probes_that_were_trained_before(space: Workspace) -
     assert probes.direction(1).tolist() == (weight[1] - weight[0]).tolist()
     assert (probes.direction(1, "I") == -probes.direction(1, "O")).all()
     before = file.weights_path(space.root, (1,)).stat().st_mtime_ns
-    assert job(save=True)._files[0] == file
+    assert job(save=True, inlp=1)._files[0] == file
     assert file.weights_path(space.root, (1,)).stat().st_mtime_ns == before
-    file.weights_path(space.root, (1,)).unlink()
+    file.weights_path(space.root, (1,)).write_bytes(b"damaged")
     assert job(save=True).direction(1).tolist() == (weight[1] - weight[0]).tolist()
     with pytest.raises(InputError, match="no probe is of layer 7"):
         probes.direction(7)

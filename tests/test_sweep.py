@@ -130,6 +130,8 @@ def test_of_several_learning_rates_that_is_taken_which_does_best_on_tune(
 def test_learning_rates_that_are_none_are_refused(swept: Workspace, text: str) -> None:
     with pytest.raises(InputError, match="--lr.*numbers above 0"):
         bertvision.sweep("learned-pooling", lr=text, workspace=swept)
+    with pytest.raises(InputError, match="is chosen on tune"):
+        bertvision.sweep("learned-pooling", lr="0.1,1", split="tune", workspace=swept)
 
 
 def test_rows_join_the_seeds_and_know_bert(swept: Workspace) -> None:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from bertvision.errors import InputError
@@ -93,12 +93,18 @@ def weight_names(folder: Path) -> list[str]:
     """Names of the tensors of a checkpoint folder.
 
     Raises:
-        InputError: as of `weight_files`.
+        InputError: as of `weight_files`, or a file is damaged.
     """
     names: list[str] = []
     for path in weight_files(folder):
-        with safe_open(path, framework="numpy") as file:
-            names += file.keys()
+        try:
+            with safe_open(path, framework="numpy") as file:
+                names += file.keys()
+        except SafetensorError as error:
+            raise InputError(
+                f"{path} is damaged, or still being written ({error}): wait until it is whole, or "
+                "save the model again"
+            ) from error
     return names
 
 

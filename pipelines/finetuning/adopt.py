@@ -22,6 +22,8 @@ from bertvision.pipelines.workspace.config import AdoptedConfig, WorkspaceConfig
 from bertvision.pipelines.workspace.creation import agreed, new_config
 from bertvision.pipelines.workspace.job_options import DataOptions, FinetuneOptions
 from bertvision.pipelines.workspace.pretrained import adopted_output
+from bertvision.pipelines.workspace.records import is_snapshot, read_snapshot_info
+from bertvision.pipelines.workspace.snapshots import workspace_tokenizer
 from bertvision.pipelines.workspace.workspace import FILE, Workspace
 
 log = logging.getLogger(__name__)
@@ -115,7 +117,7 @@ def adopt(
         LockedError: another process is adopting into this workspace.
     """
     workspace = _planned(root, sources, options, tuple(classes))
-    _check_alike(workspace.config, sources)
+    _check_alike(workspace, sources)
     _warn(workspace.config)
     workspace.root.mkdir(parents=True, exist_ok=True)
     with exclusive(workspace.root / ".adopt.lock", f"adopting in {workspace.root}"):
@@ -178,14 +180,14 @@ def _planned(
     return Workspace(workspace.root, config)
 
 
-def _check_alike(config: WorkspaceConfig, sources: Mapping[SnapshotTag, str]) -> None:
-    """Refuse checkpoints that cannot be snapshots of one encoder; warn of copies."""
+def _check_alike(workspace: Workspace, sources: Mapping[SnapshotTag, str]) -> None:
+    """Refuse checkpoints that cannot be snapshots of one encoder, or changed; warn of copies."""
+    config = workspace.config
     expected = config.model.num_hidden_layers, config.model.hidden_size
-    first = find_pretrained(config.model.name_or_path, config.model.revision)
-    digest = tokenizer_digest(load_tokenizer(first.folder))
+    digest = tokenizer_digest(workspace_tokenizer(workspace))
     classes = config.adopted.classes if config.adopted else ()
     by_weights: dict[str, str] = {}
-    for source in sources.values():
+    for tag, source in sources.items():
         checkpoint = find_pretrained(source)
         size = dimensions(checkpoint.config)
         if (size.layers, size.hidden_size) != expected:
@@ -201,6 +203,13 @@ def _check_alike(config: WorkspaceConfig, sources: Mapping[SnapshotTag, str]) ->
             )
         adopted_output(checkpoint, config.task, classes)
         weights = weights_digest(checkpoint.folder)
+        place = workspace.snapshot_dir(tag)
+        if is_snapshot(place) and read_snapshot_info(place).adopted_sha256 != weights:
+            raise WorkspaceError(
+                f"the weights of {source} are not those that snapshot {tag} of {workspace.root} "
+                "was made of: adopt it into another --workspace, or delete the folder "
+                f"{place} and what was made of it"
+            )
         if (other := by_weights.setdefault(weights, source)) != source:
             log.warning("%s and %s have the same weights: one is a copy", other, source)
 

@@ -20,6 +20,7 @@ from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.format.records import Provenance
 from bertvision.pipelines.extraction.layers import Layers, layers_text, wanted_layers
 from bertvision.pipelines.extraction.pooled_split import PooledSplit
+from bertvision.pipelines.files import sha256_of_files
 from bertvision.pipelines.measurements import Measurements
 from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.precision import device
@@ -341,10 +342,10 @@ class Probing:
         if record is None or need == "probe":
             return record is None
         if need == "inlp":
-            return record.inlp is None or len(record.inlp.accuracy) <= self.projections
+            return record.inlp is None or len(record.inlp.accuracy) != 1 + self.projections
         if need == "weights":
             path = self.files[key.pooling].weights_path(self.workspace.root, key.layers)
-            return record.weights is None or not path.is_file()
+            return not path.is_file() or sha256_of_files([path]) != record.weights
         return getattr(record, need) is None
 
     def _work(self, group: Group) -> int:

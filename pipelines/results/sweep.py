@@ -213,6 +213,11 @@ def asked_runs(
     check_told(asked, options.distil, options.temperature, options.labels_weight)
     if rates and (named := [run.text for run in asked if "lr" in run.settings]):
         raise InputError(f"{named[0]} names its own learning rate: leave it out, or --lr")
+    if rates and "tune" not in workspace.splits():
+        raise InputError(
+            f"{workspace.root} holds nothing out of train to choose a learning rate on: give one "
+            "--lr, or make another workspace with --tune-fraction above 0"
+        )
     return [run.having(lr=rate) for run in asked for rate in rates] if rates else asked
 
 

@@ -28,6 +28,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -332,9 +333,11 @@ def score_files(predictions: Path, data: Path, *, skip_bad: bool = False) -> dic
         )
     for item, other in zip(gold, given, strict=True):
         if item.words != other.words:
+            pairs = zip_longest(other.words, item.words, fillvalue="")
+            place, (word, wanted) = next((i, p) for i, p in enumerate(pairs, 1) if p[0] != p[1])
             raise InputError(
-                f"{predictions}: sentence {other.id} begins {' '.join(other.words[:8])!r}, and "
-                f"that of {data} {' '.join(item.words[:8])!r}: give tags of the same words"
+                f"{predictions}: word {place} of sentence {other.id} is {word!r}, and that of "
+                f"{data} {wanted!r}: give tags of the same words"
             )
     return task.metrics(gold, {g.id: other.tags for g, other in zip(gold, given, strict=True)})
 

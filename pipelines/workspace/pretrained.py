@@ -272,6 +272,7 @@ def _adopt(workspace: Workspace, tag: SnapshotTag, folder: Path, source: str) ->
         step=state.global_step if state else 0,
         steps_per_epoch=round(state.global_step / state.epoch) if state else 0,
         adopted_from=source,
+        adopted_sha256=weights_digest(checkpoint.folder),
     )
 
 

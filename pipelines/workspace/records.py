@@ -248,6 +248,8 @@ class SnapshotInfo(Settings):
     adopted_from: str | None = None
     """Checkpoint of others that it is: a folder, or a name on the hub. How it was fine-tuned is not
     known, and ``finetune`` says nothing of it."""
+    adopted_sha256: str | None = None
+    """Digest of that checkpoint's weights."""
     pretrained: ModelConfig
     task: TaskConfig
     data: dict[str, DataConfig]

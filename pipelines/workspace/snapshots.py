@@ -77,6 +77,7 @@ def save_snapshot(
     seconds_per_step: float | None = None,
     trained_parameters: int | None = None,
     adopted_from: str | None = None,
+    adopted_sha256: str | None = None,
 ) -> SnapshotInfo:
     """Save a snapshot as ``folder``: whole or not at all.
 
@@ -92,6 +93,7 @@ def save_snapshot(
         seconds_per_step: median wall time of its steps.
         trained_parameters: Number of trained parameters.
         adopted_from: Checkpoint of others that it is.
+        adopted_sha256: Digest of that checkpoint's weights.
     """
     with new_folder(folder) as temporary, quiet_transformers():
         model.save_pretrained(temporary)
@@ -107,6 +109,7 @@ def save_snapshot(
             config_sha256=_config_digest(temporary),
             tokenizer_sha256=tokenizer_digest(tokenizer),
             adopted_from=adopted_from,
+            adopted_sha256=adopted_sha256,
             pretrained=config.model,
             task=config.task,
             data=config.data,
