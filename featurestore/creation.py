@@ -25,7 +25,7 @@ from bertvision.featurestore.format.examples import (
     remove_examples,
     write_examples,
 )
-from bertvision.featurestore.format.layout import PLAN_ARRAYS, get_encoding
+from bertvision.featurestore.format.layout import PLAN_ARRAYS, TRANSFORM_ARRAYS, get_encoding
 from bertvision.featurestore.format.ledger import Ledger, split_names, split_records
 from bertvision.featurestore.format.names import CompressionName
 from bertvision.featurestore.format.plan import ShardPlan
@@ -103,7 +103,7 @@ def create_split(
         )
     check_record_size(contents.plan, len(spec.layers))
     digest = examples_digest(contents.examples, FORMAT)
-    calibration = calibrate() if encoding.quantised else None
+    calibration = calibrate() if encoding.calibrated else None
     fields = described(spec, contents) | {"examples_sha256": digest}
     commit_new(ledger, fields, _metadata_arrays(contents, calibration), contents.examples)
 
@@ -175,9 +175,9 @@ def mend_split(
     """
     record = ledger.read_split()
     reader, calibration = SplitReader(ledger.storage, ledger.tag, ledger.split), None
-    if get_encoding(record.encoding).quantised:
+    if get_encoding(record.encoding).calibrated:
         try:
-            calibration = reader.stats and Calibration(reader.stats, reader.encoding_error)
+            calibration = reader.calibration
         except CorruptStoreError:
             calibration = calibrate().as_stored(reader.error_names)
     values = _metadata_arrays(contents, calibration)
@@ -261,7 +261,8 @@ def _metadata_arrays(contents: SplitContents, calibration: Calibration | None) -
         )
     if calibration is not None:
         for name, values in calibration.arrays().items():
-            entries[name] = (values.copy, ("layer", "hidden")[: values.ndim])
+            _, dims = TRANSFORM_ARRAYS.get(name, ("", ("layer", "hidden")[: values.ndim]))
+            entries[name] = (values.copy, dims)
     return entries
 
 

@@ -24,13 +24,14 @@ from bertvision.errors import (
     counted,
 )
 from bertvision.featurestore.format import arrays
-from bertvision.featurestore.format.calibration import ERROR
+from bertvision.featurestore.format.calibration import ERROR, Calibration
 from bertvision.featurestore.format.encoding import ChannelStats, squared_steps
 from bertvision.featurestore.format.examples import read_examples
-from bertvision.featurestore.format.layout import PLAN_ARRAYS, get_encoding
+from bertvision.featurestore.format.layout import PLAN_ARRAYS, TRANSFORM_ARRAYS, get_encoding
 from bertvision.featurestore.format.plan import ShardPlan
 from bertvision.featurestore.format.records import PLACES
-from bertvision.featurestore.format.shard import ShardReader
+from bertvision.featurestore.format.shard import ADVICE, ShardReader
+from bertvision.featurestore.format.transform import Transform
 from bertvision.featurestore.storage.storage import Storage
 from bertvision.featurestore.stored_split import StoredSplit
 
@@ -90,6 +91,33 @@ class SplitReader(StoredSplit):
         mean, std = (self.array(f"channel_{name}") for name in ("mean", "std"))
         return ChannelStats(torch.from_numpy(mean), torch.from_numpy(std))
 
+    @cached_property
+    def transform(self) -> Transform | None:
+        """What the layers are coded with, where the encoding is the transform.
+
+        Raises:
+            CorruptStoreError: its arrays are missing or damaged.
+        """
+        if not self.encoding.transformed:
+            return None
+        values = {name: self.array(name) for name in TRANSFORM_ARRAYS}
+        try:
+            return Transform(values)
+        except CorruptStoreError as error:
+            raise CorruptStoreError(f"{self.name}: {error}; {ADVICE}") from None
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """What was taken from the calibration sample; None of float encodings.
+
+        Raises:
+            CorruptStoreError: its arrays are missing or damaged.
+        """
+        if not self.encoding.calibrated:
+            return None
+        mean, std = (torch.from_numpy(self.array(f"channel_{name}")) for name in ("mean", "std"))
+        return Calibration(ChannelStats(mean, std), self.encoding_error, transform=self.transform)
+
     @property
     def error_names(self) -> list[str]:
         """Kinds of token whose error is stored."""
@@ -138,6 +166,11 @@ class SplitReader(StoredSplit):
         Raises:
             CorruptStoreError: a scale or a shard's record is damaged.
         """
+        if self.encoding.transformed:
+            errors = self.encoding_error
+            error = errors.get("first" if first else "ordinary", self.encoding.error)
+            deviations = np.reshape(error, (-1, 1)) * self.array("channel_std").astype(np.float64)
+            return np.asarray(np.square(deviations))
         if self.stats is None:
             return None
         total = np.zeros(self.stats.std.shape)
@@ -239,7 +272,7 @@ class SplitReader(StoredSplit):
             raise IncompleteSplitError(f"{self.name} shard {shard} is not written: {self._remedy}")
         examples = self.plan.examples_of(shard)
         lengths = self.plan.n_tokens[examples.start : examples.stop]
-        return ShardReader(self.storage, self.record, committed, lengths)
+        return ShardReader(self.storage, self.record, committed, lengths, self.transform)
 
     def token_places(self, shard: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """The example of each real token of a shard, and its place in that: (tokens,) each."""

@@ -183,6 +183,7 @@ class Scatter:
             torch.from_numpy(codes).transpose(0, 1),
             scale,
             replaced,
+            self._copy.transform,
         )
         pieces = content.files()
         keys = {name: shard_key(record, name, shard) for name in pieces}

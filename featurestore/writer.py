@@ -38,6 +38,11 @@ def expected_bytes(plan: ShardPlan, spec: SplitSpec) -> int:
     encoding = get_encoding(spec.encoding)
     layers = len(spec.layers)
     codes = encoding.codes_size(spec.hidden_size) * np.dtype(encoding.zarr_dtype).itemsize
+    if encoding.transformed:
+        # at most: what rounding to the error and coding it takes without predicting anything
+        bits = np.log2(1 / encoding.error) + 0.25
+        matrices = 2 * layers * spec.hidden_size**2 * np.dtype("float16").itemsize
+        return int(plan.total_tokens * layers * spec.hidden_size * bits / 8 + matrices)
     total = plan.shard_tokens * layers * codes + layers * (4 + 16) + 4
     if encoding.quantised:
         groups = int(np.prod(encoding.scale_shape(spec.hidden_size)))
@@ -95,7 +100,8 @@ class SplitWriter:
         record = self.split.record
         examples = self.plan.examples_of(shard)
         lengths = self.plan.n_tokens[examples.start : examples.stop].tolist()
-        content = ShardContent(record, shard, lengths, codes, scale, nonfinite)
+        transform = self.split.transform
+        content = ShardContent(record, shard, lengths, codes, scale, nonfinite, transform)
         pieces = content.files()
         with full_disk_named(self.ledger.storage):
             self._check_right()

@@ -29,7 +29,7 @@ from typing import (
 )
 
 from bertvision.errors import InputError, did_you_mean
-from bertvision.featurestore.format.layout import ENCODINGS, EncodingName
+from bertvision.featurestore.format.layout import ENCODING_NAMES, EncodingName
 from bertvision.pipelines.options import Option, Options, PrecisionName, declared, flag
 from bertvision.pipelines.poolings import POOLINGS
 from bertvision.pipelines.reading import READ, Names, StrPath, parse_choice
@@ -121,7 +121,7 @@ NewModel = Annotated[
 Poolings = Annotated[Names, Option(f"Poolings of a window's tokens: {', '.join(POOLINGS)}.")]
 NewEncoding = Annotated[
     EncodingName | None,
-    Option(f"How to store what is extracted (default int8): {', '.join(ENCODINGS)}."),
+    Option(f"How to store what is extracted (default int8): {ENCODING_NAMES}."),
 ]
 
 

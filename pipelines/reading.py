@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, get_args
 
 from bertvision.errors import InputError
-from bertvision.featurestore.format.layout import EncodingName
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.options import PrecisionName
 from bertvision.pipelines.poolings import POOLINGS, TokenPooling
@@ -29,7 +28,6 @@ Indices = str | int | Iterable[int]
 Layers = Indices
 """Indices, or ``"all"``."""
 PRECISIONS: tuple[PrecisionName, ...] = get_args(PrecisionName)
-ENCODINGS: tuple[EncodingName, ...] = get_args(EncodingName)
 
 
 def parse_names(value: Names) -> list[str]:

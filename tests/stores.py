@@ -9,8 +9,13 @@ import pyarrow as pa
 import torch
 
 from bertvision.featurestore.creation import SplitContents, SplitSpec
-from bertvision.featurestore.format.calibration import Calibration, ChannelStatsAccumulator
+from bertvision.featurestore.format.calibration import (
+    Calibration,
+    Calibrator,
+    ChannelStatsAccumulator,
+)
 from bertvision.featurestore.format.encoding import encode
+from bertvision.featurestore.format.layout import get_encoding
 from bertvision.featurestore.format.plan import ShardPlan
 from bertvision.featurestore.format.shard import shard_key
 from bertvision.featurestore.split import ActivationSplit
@@ -62,6 +67,12 @@ class Made:
         )
 
     def stats(self) -> Calibration:
+        encoding = get_encoding(self.spec.encoding)
+        if encoding.transformed:
+            states = torch.cat(self.hidden_states)
+            calibrator = Calibrator(encoding, np.full(len(states), "ordinary"))
+            calibrator.add(states, torch.ones(len(states), dtype=torch.bool))
+            return calibrator.result()
         accumulator = ChannelStatsAccumulator()
         accumulator.add(torch.cat(self.hidden_states))
         return Calibration(accumulator.result())

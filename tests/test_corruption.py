@@ -101,7 +101,7 @@ def known_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(damage.arrays, name, once(getattr(damage.arrays, name)))
 
 
-STORES = [("int8", "none"), ("int4", "zstd"), ("float32", "pcodec")]
+STORES = [("int8", "none"), ("int4", "zstd"), ("float32", "pcodec"), ("transform:0.1", "none")]
 
 
 @pytest.fixture(params=STORES, ids=["-".join(s) for s in STORES])

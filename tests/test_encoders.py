@@ -496,7 +496,7 @@ def test_statistics_of_poolings_are_of_their_own_vectors(folders: Any) -> None:
     encoder = Encoder(load_model(folder), {"mean": ALL, "max": [1]}, "32")
     mean, largest = encoder(windows, np.arange(len(windows)))
     mean, largest = mean.clone(), largest.clone()
-    stats = [found.stats for found in calibrate(encoder, windows, "int8")]
+    stats = [found.stats for found in calibrate(encoder, windows, "int8", hidden_size=HIDDEN)]
     assert [s.mean.shape for s in stats] == [(LAYERS + 1, HIDDEN), (1, HIDDEN)]
     torch.testing.assert_close(stats[0].mean, mean.mean(dim=0))
     torch.testing.assert_close(stats[1].mean, largest.mean(dim=0))

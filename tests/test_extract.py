@@ -161,7 +161,7 @@ def test_another_way_of_extraction_is_refused_by_field(
     [
         ("2e", {}, UnknownNameError, r"no snapshot 2e: made are 0\.5e, 1e"),
         ("1e", {"splits": ["test"]}, UnknownNameError, "'test' is no split"),
-        ("1e", {"encoding": "int7"}, InputError, "--encoding 'int7': choose int8"),
+        ("1e", {"encoding": "int7"}, InputError, "unknown encoding 'int7': choose one of int8"),
         ("1e", {"layers": [3]}, InputError, "hidden states 0 .* to 2"),
         ("1e", {"precision": "16"}, InputError, "choose auto, 32 or bf16"),
     ],
@@ -234,7 +234,9 @@ def test_int8_of_a_real_encoder_loses_less_than_one_per_cent_in_every_layer() ->
     ]
     windows = question_windows(questions, tokenizer)
     encoder = Encoder(load_model(model_folder), {"all": range(7)}, "32")
-    (calibration,) = calibrate(encoder, windows, "int8", special=tokenizer.all_special_ids)
+    (calibration,) = calibrate(
+        encoder, windows, "int8", hidden_size=384, special=tokenizer.all_special_ids
+    )
     stats = calibration.stats
     (hidden_states,) = encoder(windows, np.arange(len(windows)))
     restored = decode(*encode(hidden_states, get_encoding("int8"), stats)[:2], stats)

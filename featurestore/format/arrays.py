@@ -25,7 +25,7 @@ from zarr.core.buffer import Buffer
 from zarr.storage import MemoryStore
 
 from bertvision.errors import CorruptStoreError
-from bertvision.featurestore.format.layout import get_encoding
+from bertvision.featurestore.format.layout import TRANSFORM_ROW_BYTES, get_encoding
 from bertvision.featurestore.format.names import CompressionName
 from bertvision.featurestore.format.records import ROOT, ArrayRecord, Layout, SplitRecord
 from bertvision.featurestore.format.shardfile import (
@@ -121,6 +121,17 @@ def group_files(record: SplitRecord) -> dict[str, bytes]:
     made = _files(files)
     layers = len(record.layers)
     width = encoding.codes_size(record.hidden_size)
+    if encoding.transformed:
+        room = record.shard_tokens * width * TRANSFORM_ROW_BYTES
+        made["hidden_states/zarr.json"] = _sharded_metadata(
+            (record.shards, layers, room),
+            "uint8",
+            shards=(1, layers, room),
+            chunks=(1, 1, room),
+            dims=("file", "layer", "byte"),
+            compression="zstd",
+        )
+        return made
     made["hidden_states/zarr.json"] = _sharded_metadata(
         (record.axis, layers, width),
         encoding.zarr_dtype,

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from bertvision.errors import InputError, NonFiniteError
 from bertvision.featurestore.format.encoding import ChannelStats, decode, encode
-from bertvision.featurestore.format.layout import Encoding
+from bertvision.featurestore.format.layout import Encoding, get_encoding
+from bertvision.featurestore.format.transform import LayerMoments, Transform, fit
 
 REACH = 8.0
 """Deviations that a token may be off in a channel before the channel is widened: in int8 a token's
@@ -54,38 +55,45 @@ class Calibration(NamedTuple):
         errors: by kind of token, (layers,) float32: the mean over tokens of the root mean square
             error over channels, in deviations of the channel.
         plain: the moments of all tokens alike, which older versions encoded with.
+        transform: What the layers are coded with, of the transform alone.
     """
 
     stats: ChannelStats
     errors: Mapping[str, npt.NDArray[np.float32]] = {}
     plain: ChannelStats | None = None
+    transform: Transform | None = None
 
     def as_stored(self, kinds: Sequence[str]) -> Calibration:
         """As the version made it that stored errors of these kinds: with none, an earlier one."""
         return self if kinds or self.plain is None else Calibration(self.plain)
 
     def arrays(self) -> dict[str, npt.NDArray[np.float32]]:
-        """Stored arrays by name, (layers, hidden) or (layers,) each."""
+        """Stored arrays by name, (layers, …) each, but for the tables of a transform."""
         mean, std = (values.numpy() for values in self.stats)
         errors = {f"{ERROR}{kind}": error for kind, error in self.errors.items()}
+        if self.transform is not None:
+            return self.transform.arrays | errors
         return {"channel_mean": mean, "channel_std": std, **errors}
 
 
 def is_beyond_promise(error: float, encoding: str) -> bool:
-    """Whether an error is beyond what the encoding promises: 2 % of int8, 30 % of int4.
+    """Whether an error is beyond what the encoding promises.
+
+    That is 2 % of int8, 30 % of int4, and of the transform one and a half times what was asked for.
 
     Args:
         error: Error of a kind of token in a layer, in deviations of the channel.
-        encoding: quantised.
+        encoding: one that is calibrated.
     """
-    return error > _LARGEST_ERROR[encoding]
+    asked = get_encoding(encoding).error
+    return error > (1.5 * asked if asked else _LARGEST_ERROR[encoding])
 
 
 class Calibrator:
     """Calibrates an encoding on blocks of hidden states.
 
     Args:
-        encoding: quantised.
+        encoding: one that is calibrated.
         kinds: (tokens,) names, of all tokens that will be added.
     """
 
@@ -101,6 +109,7 @@ class Calibrator:
                 rows[np.linspace(0, len(rows) - 1, min(len(rows), _SAMPLE)).astype(int)]
             ] = True
         self._sample: list[Tensor] = []
+        self._moments = LayerMoments() if encoding.transformed else None
 
     def add(self, hidden_states: Tensor, whole: Tensor) -> None:
         """Add a block, (tokens, layers, hidden), leaving out what is not ``whole``, (tokens,)."""
@@ -112,7 +121,10 @@ class Calibrator:
         self._measured[block] &= whole.cpu().numpy()
         rows = torch.from_numpy(np.flatnonzero(self._measured[block])).to(hidden_states.device)
         self._sample.append(hidden_states[rows])
-        self._accumulator.add(hidden_states if bool(whole.all()) else hidden_states[whole])
+        usable = hidden_states if bool(whole.all()) else hidden_states[whole]
+        self._accumulator.add(usable)
+        if self._moments is not None:
+            self._moments.add(usable, _far_tokens(usable).any(dim=1))
 
     def result(self) -> Calibration:
         """The calibration.
@@ -121,13 +133,22 @@ class Calibrator:
             InputError: nothing was added.
             NonFiniteError: the sample holds NaN or infinity.
         """
-        stats = self._accumulator.result(self._encoding.levels)
         sample = torch.cat(self._sample)
         spread = self._accumulator.spread()
-        error = encoding_error(sample, self._encoding, stats, spread)
         kinds = self._kinds[: self._seen][self._measured[: self._seen]]
+        transform = None
+        if self._moments is None:
+            stats = self._accumulator.result(self._encoding.levels)
+            error = encoding_error(sample, self._encoding, stats, spread)
+        else:
+            stats = self._accumulator.ordinary()
+            usual = torch.from_numpy(kinds == "ordinary")
+            usual = sample[usual] if bool(usual.any()) else sample
+            transform = fit(self._moments, stats, usual.cpu(), self._encoding.error)
+            lost = transform.restored_states(sample.cpu()).sub_(sample.cpu()).div_(spread.cpu())
+            error = lost.square_().mean(dim=2).sqrt_().numpy()
         errors = {str(kind): error[kinds == kind].mean(axis=0) for kind in np.unique(kinds)}
-        return Calibration(stats, errors, self._accumulator.result())
+        return Calibration(stats, errors, self._accumulator.result(), transform)
 
 
 def encoding_error(
@@ -227,6 +248,11 @@ class ChannelStatsAccumulator:
             reach = torch.maximum(self._high - mean, mean - self._low) / std
             # an ordinary token, 4 deviations off at most, keeps a step of a quarter of one
             std = std * (reach / REACH).clamp(1, max(1, levels // 16))
+        return ChannelStats(mean.float().cpu(), std.float().cpu())
+
+    def ordinary(self) -> ChannelStats:
+        """Mean and standard deviation of ordinary tokens, with which the transform standardises."""
+        mean, std = self._moments(without_far=True)
         return ChannelStats(mean.float().cpu(), std.float().cpu())
 
     def spread(self) -> Tensor:

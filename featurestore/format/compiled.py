@@ -27,7 +27,8 @@ Kernel: TypeAlias = Callable[..., None]
 _WORTH_BYTES = 64 << 20
 """Work without a kernel, in bytes of what it fills, after which it is made: some 0.1 s of torch."""
 
-_STRIDES, _F4, _SIZES = "UniTuple(int64, 2)", "float32[::1]", "int64, int64"
+_STRIDES, _SIZES = "UniTuple(int64, 2)", "int64, int64"
+_F4, _I8 = "float32[::1]", "int64[::1]"
 _BITS = {"float32": "uint32[::1]", "bfloat16": "uint16[::1]"}
 _SIGNATURES = {
     f"{name} {dtype}": signature
@@ -43,6 +44,11 @@ _SIGNATURES = {
         "decode_int4": f"uint8[::1], {_STRIDES}, uint8[::1], {_F4}, int64, {_F4}, {_F4}, {states}, "
         f"{_STRIDES}, {_SIZES}",
     }.items()
+} | {
+    "transform_encode float32": f"{_F4}, {_I8}, float32, {_F4}, float32, {_I8}, {_I8}, {_F4}, "
+    f"{_I8}, uint16[::1], {_I8}, {_I8}, {_SIZES}",
+    "transform_decode float32": f"uint16[::1], {_I8}, float32, {_F4}, uint32[::1], {_F4}, {_I8}, "
+    f"{_I8}, {_SIZES}",
 }
 """The types of the arguments of each kernel: a function of `kernels`, and the type of its hidden
 states, which float16 shares with bfloat16."""
@@ -85,6 +91,16 @@ class Kernels:
         for name in names or self.names:
             self._make(name)
         return not self._failed
+
+    def require(self, name: str) -> Kernel:
+        """A kernel that nothing in torch stands for, made now if it is not ready.
+
+        Without numba it is the function itself, which takes a thousand times as long.
+        """
+        if (kernel := self._ready.get(name)) is not None:
+            return kernel
+        self._make(name)
+        return self._ready.get(name) or _function(name)
 
     def _ask(self, name: str) -> None:
         with self._lock:
@@ -153,11 +169,11 @@ def _compiled(name: str) -> Kernel:
     import numba
     from numba.extending import register_jitable
 
-    from bertvision.featurestore.format import kernels
+    from bertvision.featurestore.format.kernels import HELPERS
 
-    for helper in kernels.HELPERS:
+    for helper in HELPERS:
         register_jitable(helper)
-    function = getattr(kernels, name.partition(" ")[0])
+    function = _function(name)
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
     try:
         kernel = numba.njit(cache=True, **options)(function)
@@ -166,6 +182,14 @@ def _compiled(name: str) -> Kernel:
     kernel.compile(f"void({_SIGNATURES[name]})")
     kernel.disable_compile()
     return kernel  # type: ignore[no-any-return]
+
+
+def _function(name: str) -> Kernel:
+    """The function that a kernel is compiled from."""
+    from bertvision.featurestore.format import kernels
+
+    function: Kernel = getattr(kernels, name.partition(" ")[0])
+    return function
 
 
 KERNELS = Kernels()

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from bertvision.errors import InputError
 
@@ -19,7 +19,26 @@ PLAN_ARRAYS = tuple(PLAN_DTYPES)
 """The arrays that a plan is stored as."""
 
 
-EncodingName = Literal["int8", "int4", "bfloat16", "float16", "float32"]
+EncodingName: TypeAlias = str
+"""A name in `ENCODINGS`, or ``transform:ERROR`` (see `get_encoding`)."""
+TRANSFORM, ERRORS = "transform", (0.001, 0.5)
+"""Name of the encoding before its error, and the errors that it takes."""
+
+TRANSFORM_ARRAYS = {
+    "channel_mean": ("float32", ("layer", "hidden")),
+    "channel_std": ("float32", ("layer", "hidden")),
+    "predictor": ("float16", ("layer", "hidden", "hidden_below")),
+    "basis": ("float16", ("layer", "hidden", "axis")),
+    "axis_class": ("int64", ("layer", "axis")),
+    "step": ("float32", ("layer",)),
+    "symbol_frequency": ("int64", ("class", "symbol")),
+}
+"""Types and dimensions of the arrays of a split that the transform is stored as."""
+TRANSFORM_SIZES = {"class": 25, "symbol": 50}
+"""Lengths of the dimensions that no split decides."""
+TRANSFORM_ROW_BYTES = 2
+"""Bytes of a value that a layer of a shard has room for: where more are needed, float16 is smaller
+and keeps more."""
 
 
 class Encoding(NamedTuple):
@@ -35,6 +54,8 @@ class Encoding(NamedTuple):
         scale_dtype: of the scale on disk, in numpy and in torch; of no meaning without one.
         relative_rounding: root mean square of the rounding errors of a float encoding, as a part of
             the value.
+        error: Root mean square error in deviations of the channel that was asked for: of the
+            transform, whose codes are made of all layers and come out of a shard as float32.
     """
 
     name: EncodingName
@@ -45,6 +66,7 @@ class Encoding(NamedTuple):
     packed: int = 1
     scale_dtype: str = "float32"
     relative_rounding: float = 0.0
+    error: float = 0.0
 
     @property
     def quantised(self) -> bool:
@@ -54,12 +76,23 @@ class Encoding(NamedTuple):
     @property
     def exact(self) -> bool:
         """Whether values of float32 are kept to the last bit."""
-        return not self.quantised and self.relative_rounding == 0
+        return not self.calibrated and self.relative_rounding == 0
+
+    @property
+    def transformed(self) -> bool:
+        """Whether the layers of an example are coded together (see `transform`)."""
+        return self.error > 0
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether a sample of hidden states decides how others are encoded."""
+        return self.quantised or self.transformed
 
     @property
     def torch_dtype(self) -> torch.dtype:
         """The codes' type in torch; no two encodings share one, so codes tell their encoding."""
-        return _torch_dtype(self.name if self.packed == 1 else self.zarr_dtype)
+        named = self.packed == 1 and not self.transformed
+        return _torch_dtype(self.name if named else self.zarr_dtype)
 
     @property
     def scale_torch_dtype(self) -> torch.dtype:
@@ -96,15 +129,32 @@ ENCODINGS: dict[str, Encoding] = {
 }
 
 
+ENCODING_NAMES = f"{', '.join(ENCODINGS)}, or {TRANSFORM}:ERROR, such as {TRANSFORM}:0.05"
+"""The names as help and messages list them."""
+
+
 def get_encoding(name: str) -> Encoding:
-    """The encoding of that name.
+    """The encoding of that name; ``transform:0.05`` is that of an error of 5 % of a deviation.
 
     Raises:
         InputError: there is none.
     """
-    if name not in ENCODINGS:
-        raise InputError(f"unknown encoding {name!r}: choose one of {', '.join(ENCODINGS)}")
-    return ENCODINGS[name]
+    if name in ENCODINGS:
+        return ENCODINGS[name]
+    kind, _, text = name.partition(":")
+    low, high = ERRORS
+    if kind == TRANSFORM:
+        try:
+            error = float(text)
+        except ValueError:
+            error = 0.0
+        if not low <= error <= high:
+            raise InputError(
+                f"encoding {name!r}: give the error wanted, from {low:g} to {high:g} of a "
+                "channel's deviation, such as transform:0.05"
+            )
+        return Encoding(f"{TRANSFORM}:{error:g}", "float32", 4, error=error)
+    raise InputError(f"unknown encoding {name!r}: choose one of {ENCODING_NAMES}")
 
 
 def _torch_dtype(name: str) -> torch.dtype:

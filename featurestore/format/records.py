@@ -11,10 +11,17 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from bertvision.errors import counted
-from bertvision.featurestore.format.layout import PLAN_DTYPES, EncodingName, get_encoding
+from bertvision.errors import InputError, counted
+from bertvision.featurestore.format.layout import (
+    PLAN_DTYPES,
+    TRANSFORM_ARRAYS,
+    TRANSFORM_ROW_BYTES,
+    TRANSFORM_SIZES,
+    EncodingName,
+    get_encoding,
+)
 from bertvision.featurestore.format.names import CompressionName
 
 FORMAT = "1.1"
@@ -121,6 +128,16 @@ Provenance = dict[str, str | int | float | bool | None]
 """Origin of activations, or of anything else; any difference is refused."""
 
 
+def _known(name: str) -> str:
+    try:
+        encoding = get_encoding(name)
+    except InputError as error:
+        raise ValueError(str(error)) from None
+    if encoding.name != name:
+        raise ValueError(f"encoding {name!r} is written {encoding.name!r}")
+    return name
+
+
 class Layout(Header):
     """Layout of a split and its shards, which is known before its examples are.
 
@@ -138,7 +155,7 @@ class Layout(Header):
 
     tag: str
     split: str
-    encoding: EncodingName
+    encoding: Annotated[EncodingName, AfterValidator(_known)]
     compression: CompressionName = "none"
     layers: tuple[Annotated[int, Field(ge=0, le=9999)], ...] = Field(min_length=1, max_length=9999)
     hidden_size: _Small
@@ -152,6 +169,14 @@ class Layout(Header):
         encoding = get_encoding(self.encoding)
         width = encoding.codes_size(self.hidden_size)
         chunk = self.shard_tokens * width * encoding.code_bytes
+        if encoding.transformed and self.compression != "none":
+            raise ValueError(f"{self.encoding} compresses by itself: leave {self.compression} out")
+        room = self.shard_tokens * width * TRANSFORM_ROW_BYTES
+        if encoding.transformed and room > _MOST_DECODED_BYTES:
+            raise ValueError(
+                f"a shard of {self.shard_tokens} tokens × {self.hidden_size} is too large for "
+                f"{self.encoding}: take fewer tokens to a shard"
+            )
         if self.compression != "none" and chunk > _MOST_DECODED_BYTES:
             raise ValueError(
                 f"a compressed layer of a shard has {chunk} bytes, {_MOST_DECODED_BYTES} at most "
@@ -193,6 +218,8 @@ class SplitRecord(Layout):
         if encoding.quantised:
             for name in ("channel_mean", "channel_std"):
                 due[name] = ("float32", ("layer", "hidden"))
+        if encoding.transformed:
+            due |= TRANSFORM_ARRAYS
         for name in PLACES if self.is_shuffled else ():
             if name not in self.arrays:
                 raise ValueError(f"there is no array {name}")
@@ -201,6 +228,8 @@ class SplitRecord(Layout):
                 raise ValueError(f"array {name} is not of whole numbers by token")
         sizes = {"example": self.examples, "token": self.axis}
         sizes |= {"layer": len(self.layers), "hidden": self.hidden_size}
+        if encoding.transformed:
+            sizes |= TRANSFORM_SIZES | dict.fromkeys(("hidden_below", "axis"), self.hidden_size)
         for name, (dtype, dims) in due.items():
             if name not in self.arrays:
                 raise ValueError(f"there is no array {name}")
@@ -249,11 +278,13 @@ class SplitRecord(Layout):
         """Content in a line, with the size of the codes before any compression."""
         encoding = get_encoding(self.encoding)
         width = encoding.codes_size(self.hidden_size) * encoding.code_bytes
-        size = self.tokens * len(self.layers) * width
+        size = f", {self.tokens * len(self.layers) * width / 1e6:,.1f} MB"
         return (
             f"{counted(self.examples, 'example')} of {counted(self.tokens, 'token')}, "
-            f"{counted(len(self.layers), 'layer')} × {self.hidden_size}, {self.encoding}, "
-            f"{size / 1e6:,.1f} MB{', tokens shuffled' if self.is_shuffled else ''}"
+            f"{counted(len(self.layers), 'layer')} × {self.hidden_size}, {self.encoding}"
+            # how many bytes an error takes is known when they are written
+            f"{'' if encoding.transformed else size}"
+            f"{', tokens shuffled' if self.is_shuffled else ''}"
         )
 
     def difference(self, other: SplitRecord) -> tuple[str, object, object] | None:

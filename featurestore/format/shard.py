@@ -14,7 +14,7 @@ import xxhash
 
 from bertvision.errors import CorruptStoreError, InputError
 from bertvision.featurestore.format.arrays import group_key
-from bertvision.featurestore.format.layout import get_encoding
+from bertvision.featurestore.format.layout import TRANSFORM_ROW_BYTES, get_encoding
 from bertvision.featurestore.format.plan import ShardPlan
 from bertvision.featurestore.format.records import Layout, ShardRecord, SplitRecord
 from bertvision.featurestore.format.shardfile import (
@@ -24,6 +24,7 @@ from bertvision.featurestore.format.shardfile import (
     read_chunk,
     read_spans,
 )
+from bertvision.featurestore.format.transform import Transform
 from bertvision.featurestore.storage.storage import SMALL_BYTES, OpenFile, Storage
 
 _BLOCK_BYTES = 1 << 19  # of codes that are read at once
@@ -86,6 +87,7 @@ class ShardReader:
         record: Record of the split.
         committed: of the shard.
         lengths: (examples of the shard,) tokens of each.
+        transform: What its layers are coded with, where the encoding is the transform.
 
     Raises:
         CorruptStoreError: a file is missing or has another length, or index or scale are damaged.
@@ -97,6 +99,7 @@ class ShardReader:
         record: SplitRecord,
         committed: ShardRecord,
         lengths: npt.NDArray[np.integer],
+        transform: Transform | None = None,
     ) -> None:
         self.name = f"{record.tag}/{record.split} shard {committed.shard}"
         self._record = record
@@ -108,7 +111,10 @@ class ShardReader:
             self._encoding.codes_size(record.hidden_size)
             * np.dtype(self._encoding.zarr_dtype).itemsize
         )
-        self._plain, self._distant = record.compression == "none", storage.distant
+        self._transform, self._compression = transform, record.compression
+        if transform is not None:
+            self._row_bytes, self._compression = TRANSFORM_ROW_BYTES * record.hidden_size, "zstd"
+        self._plain, self._distant = self._compression == "none", storage.distant
         self._decoded: dict[int, npt.NDArray[Any]] = {}
         self.scale: npt.NDArray[Any] | None = None
         due = ["hidden_states", "scale"] if self._encoding.quantised else ["hidden_states"]
@@ -140,6 +146,8 @@ class ShardReader:
         Raises:
             CorruptStoreError: a compressed layer does not decode.
         """
+        if self._transform is not None:  # each layer is told from those below
+            positions = range(max(positions) + 1)
         spans = sorted(self._spans[position] for position in positions)
         start, end = spans[0].offset, spans[0].offset
         for span in spans:
@@ -172,6 +180,9 @@ class ShardReader:
         Raises:
             CorruptStoreError: what is stored does not pass its checksum.
         """
+        if self._transform is not None:
+            self._read_coded(self._transform, first, last, positions, codes)
+            return
         low, high = self._offsets[first], self._offsets[last]
         ends = [offset - low for offset in self._offsets[first + 1 : last + 1]]
         if self._distant:
@@ -199,6 +210,43 @@ class ShardReader:
                 scale[...] = self.scale[low:high]
             else:
                 scale[...] = self.scale[low:high, list(positions)]
+
+    def _read_coded(
+        self,
+        transform: Transform,
+        first: int,
+        last: int,
+        positions: Sequence[int],
+        out: npt.NDArray[Any],
+    ) -> None:
+        """Read examples whose layers are coded together, one after another, as float32."""
+        below = range(max(positions) + 1) if positions else range(0)
+        low = self._offsets[first]
+        for example in range(first, last):
+            codes = [self._code(position, example) for position in below]
+            rows = slice(self._offsets[example] - low, self._offsets[example + 1] - low)
+            try:
+                transform.decode_layers(codes, positions, out[:, rows])
+            except CorruptStoreError as error:
+                raise CorruptStoreError(
+                    f"{self.name}: example {example} of it: {error}; {ADVICE}"
+                ) from None
+
+    def _code(self, position: int, example: int) -> npt.NDArray[np.uint16]:
+        """The code of an example in a layer, checked."""
+        chunk = self._decode(position).reshape(-1)
+        examples = len(self._offsets) - 1
+        lengths = chunk[: 4 * examples].view("<u4")
+        begin = 4 * examples + int(lengths[:example].sum(dtype=np.int64))
+        code = chunk[begin : begin + int(lengths[example])]
+        if xxhash.xxh3_64_intdigest(code.data) != self._checksums[position][example] or (
+            len(code) % 2
+        ):
+            raise CorruptStoreError(
+                f"{self.name}: example {example} of it, layer {self._record.layers[position]}, "
+                f"does not pass its checksum; {ADVICE}"
+            )
+        return code.view("<u2")
 
     def _blocks(self, first: int, ends: list[int]) -> list[tuple[int, int, list[int]]]:
         """Runs of examples that are still in the processor's cache when they are checked.
@@ -244,10 +292,10 @@ class ShardReader:
         """The rows of a compressed layer, (shard_tokens, bytes of a row)."""
         if position not in self._decoded:
             rows = np.empty((self._record.shard_tokens, self._row_bytes), np.uint8)
-            values = rows.view(self._encoding.zarr_dtype)
+            values = rows if self._transform else rows.view(self._encoding.zarr_dtype)
             try:
                 data = read_chunk(self._file, self._spans[position])
-                decompress(data, self._record.compression, values)
+                decompress(data, self._compression, values)
             except (CorruptStoreError, EOFError, OSError) as error:
                 raise self._damaged(position, error) from None
             self._decoded[position] = rows

@@ -471,6 +471,11 @@ def open_appending(
     tag = SnapshotTag(tag)
     check_name(split, "split")
     kind = get_encoding(encoding)
+    if kind.transformed:
+        raise InputError(
+            f"encoding {kind.name} is written by `bertvision extract`, which calibrates it on a "
+            "sample of the whole split: choose int8 or int4"
+        )
     if nonfinite not in get_args(NonFinite):
         raise InputError(f"nonfinite is {nonfinite!r}: choose error or record")
     hidden_size = as_whole("hidden_size", hidden_size)

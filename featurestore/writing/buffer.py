@@ -15,16 +15,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+import xxhash
 from torch import Tensor
 
 from bertvision.errors import InputError, NonFiniteError
 from bertvision.featurestore.format.calibration import POOLED, Calibration, Calibrator
 from bertvision.featurestore.format.encoding import ChannelStats, Encoded, encode, lossy_layer
-from bertvision.featurestore.format.layout import Encoding, get_encoding
+from bertvision.featurestore.format.layout import TRANSFORM_ROW_BYTES, Encoding, get_encoding
 from bertvision.featurestore.format.names import NonFinite
 from bertvision.featurestore.format.records import Layout, ShardFile, ShardRecord
 from bertvision.featurestore.format.shard import example_checksums
 from bertvision.featurestore.format.shardfile import compress
+from bertvision.featurestore.format.transform import Transform
 from bertvision.featurestore.storage.storage import SMALL_BYTES
 from bertvision.featurestore.writing.columns import Rows
 from bertvision.featurestore.writing.growing import Column
@@ -42,6 +44,7 @@ class ShardContent:
             ``layout.shard_tokens``.
         scale: (tokens, layers, …) or None.
         nonfinite: values that were NaN or infinite and were replaced.
+        transform: What its layers are coded with, where the encoding is the transform.
 
     Raises:
         InputError: the shapes are not those of the split.
@@ -55,6 +58,7 @@ class ShardContent:
         codes: Tensor,
         scale: Tensor | None,
         nonfinite: int = 0,
+        transform: Transform | None = None,
     ) -> None:
         encoding = get_encoding(layout.encoding)
         rows = (sum(lengths), len(layout.layers))
@@ -74,12 +78,13 @@ class ShardContent:
         self._layout, self._shard, self._lengths = layout, shard, list(lengths)
         self._codes = codes.view(torch.uint16) if codes.dtype == torch.bfloat16 else codes
         self._scale, self._scale_dtype = scale, encoding.scale_dtype
-        self._nonfinite = nonfinite
+        self._nonfinite, self._transform = nonfinite, transform
         self._checksums: list[list[int]] = []
 
     def files(self) -> dict[str, Iterator[npt.NDArray[Any] | bytes]]:
         """The chunks of each file by its array's name, each to be used before the next."""
-        arrays: dict[str, Iterator[npt.NDArray[Any] | bytes]] = {"hidden_states": self._layers()}
+        layers = self._layers() if self._transform is None else self._coded(self._transform)
+        arrays: dict[str, Iterator[npt.NDArray[Any] | bytes]] = {"hidden_states": layers}
         if self._scale is not None:
             whole = np.zeros((self._layout.shard_tokens, *self._scale.shape[1:]), self._scale_dtype)
             whole[: len(self._scale)] = self._scale.numpy()
@@ -102,6 +107,25 @@ class ShardContent:
             files=dict(files),
             checksums=base64.b64encode(np.array(self._checksums, "<u8").tobytes()).decode(),
         )
+
+    def _coded(self, transform: Transform) -> Iterator[bytes]:
+        """The chunks of a shard whose layers are coded together; notes the examples' checksums."""
+        room = self._layout.shard_tokens * self._layout.hidden_size * TRANSFORM_ROW_BYTES
+        self._checksums = []
+        for layer, codes in enumerate(transform.encode_layers(self._codes, self._lengths)):
+            lengths = np.array([code.nbytes for code in codes], "<u4")
+            used = lengths.nbytes + int(lengths.sum())
+            if used > room:
+                raise InputError(
+                    f"shard {self._shard}, layer {layer} of those stored: its states take more "
+                    f"than {8 * TRANSFORM_ROW_BYTES} bits a value in {self._layout.encoding}; "
+                    "choose encoding int8, or a larger error"
+                )
+            chunk = np.zeros(room, np.uint8)
+            parts = [lengths, *(code.astype("<u2", copy=False) for code in codes)]
+            chunk[:used] = np.concatenate([part.view(np.uint8) for part in parts])
+            self._checksums.append([xxhash.xxh3_64_intdigest(code.data) for code in codes])
+            yield bytes(compress(chunk, "zstd"))
 
     def _layers(self) -> Iterator[npt.NDArray[Any] | bytes]:
         """The chunks of a shard, one per layer with its fill; notes the examples' checksums."""

@@ -77,7 +77,7 @@ def encoding_notes(kind: str, keeps: Keeps, splits: Iterable[ActivationSplit]) -
     named: dict[str, list[str]] = {}
     for split in {split.name: split for split in splits}.values():
         encoding: str = split.encoding.name
-        if not split.encoding.quantised:
+        if not split.encoding.calibrated:
             continue
         named.setdefault(encoding, []).append(split.name)
         layers = split.layer_names or [str(layer) for layer in split.record.layers]

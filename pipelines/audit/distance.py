@@ -75,6 +75,8 @@ def distances(one: Tensor, other: Tensor, measure: Yardstick, layers: list[int])
 
 def encoded_again(split: ActivationSplit, computed: Tensor) -> Tensor:
     """Computed states (tokens, layers, hidden) as the encoding of a split keeps them."""
+    if split.transform is not None:
+        return split.transform.restored_states(computed)
     encoded = encode(computed, split.encoding, split.stats, nonfinite="record")
     return decode(encoded.codes, encoded.scale, split.stats)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from bertvision.errors import InputError
-from bertvision.featurestore.format.layout import ENCODINGS, EncodingName
+from bertvision.featurestore.format.layout import ENCODING_NAMES, EncodingName, get_encoding
 from bertvision.featurestore.format.names import CompressionName, NonFinite, SnapshotTag
 from bertvision.pipelines.options import Option, Options, PrecisionName
 from bertvision.pipelines.poolings import POOLINGS, TokenPooling
@@ -203,9 +203,7 @@ class ExtractOptions(Options):
     itself; with cls goes the pooler output where the snapshot has a pooler."""
     dataset: str | None = None
     """An added data set; None is the workspace's own data."""
-    encoding: Annotated[EncodingName, Option(f"How to store values: {', '.join(ENCODINGS)}.")] = (
-        "int8"
-    )
+    encoding: Annotated[EncodingName, Option(f"How to store values: {ENCODING_NAMES}.")] = "int8"
     """Pooled states of early layers lie so close together that bfloat16 rounds away most of what
     tells them apart (measured of [CLS] with all-MiniLM-L6-v2: up to 84 % of it); int8, which stores
     the deviation from a channel's mean, loses 0.7 %."""
@@ -242,6 +240,7 @@ class ExtractOptions(Options):
         if isinstance(self.tokens, str):
             object.__setattr__(self, "tokens", (self.tokens,))
         super().__post_init__()
+        object.__setattr__(self, "encoding", get_encoding(self.encoding).name)
         if self.sites and self.layers:
             raise InputError(f"--layers {self.layers}: name blocks in --sites, as blocks.3.*")
 
@@ -348,7 +347,7 @@ class GenerateOptions(Options):
             "'blocks.*.hook_mlp_out' (docs/sites.md)."
         ),
     ] = None
-    encoding: Annotated[EncodingName, Option(f"{', '.join(ENCODINGS)}.")] = "int8"
+    encoding: Annotated[EncodingName, Option(f"{ENCODING_NAMES}.")] = "int8"
     permute: Annotated[
         int | None, Option("Seed of a stored order that mixes neighbours.", ge=0)
     ] = None
