@@ -53,7 +53,7 @@ def main() -> None:
     states = range(plain.config.num_hidden_layers + 1)
     encoder = Encoder(copy.deepcopy(plain), {"all": states}, precision)
     spec, contents = split_of(windows, plain)
-    (calibration,) = calibrate(encoder, windows, spec.encoding)
+    (calibration,) = calibrate(encoder, windows, spec.encoding, hidden_size=spec.hidden_size)
     folder = options.folder / "extract"
     computing: list[float] = []
 

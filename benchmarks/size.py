@@ -109,7 +109,8 @@ def real(workspace: Workspace, tag: str, shards: int) -> Sample:
     # copied: the encoder uses its memory again
     h = torch.cat([encoder(windows, rows[b])[0].clone() for b in encoder.batches(n_tokens)])
     name = f"real, {h.shape[1]} × {h.shape[2]}"
-    found = {encoding: calibrate(encoder, windows, encoding)[0] for encoding in QUANTISED}
+    hidden = h.shape[2]
+    found = {e: calibrate(encoder, windows, e, hidden_size=hidden)[0] for e in QUANTISED}
     plain = found["int8"].plain
     assert plain is not None  # what was calibrated just now has it
     return Sample(name, h, n_tokens, {e: of.stats for e, of in found.items()}, plain)

@@ -40,7 +40,10 @@ def main() -> None:
     parser.add_argument("--page", type=Path, default=PAGE)
     page: Path = parser.parse_args().page
     for path in sorted(page.with_suffix("").glob("*.json")):
-        if "ratios" in (report := json.loads(path.read_text())):
+        report = json.loads(path.read_text())
+        if "curves" in report:
+            draw_curves(report, path.with_suffix(".png"))
+        elif "ratios" in report:
             draw(report, path.with_suffix(".png"))
     page.write_text(with_tables(page.read_text(), page.with_suffix("")))
 
@@ -63,6 +66,8 @@ def table(report: Report) -> str:
     """
     if "statistics" in report:
         return _deviations(report)
+    if "curves" in report:
+        return _curves(report)
     if report.get("benchmark") == "compression":
         report = {**report, **{key: _by_condition(report[key]) for key in ("medians", "ratios")}}
     conditions = _conditions(report["medians"])
@@ -120,6 +125,64 @@ def _deviations(report: Report) -> str:
         lines.append(cells)
     rows = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
     return f"{caption}\n\n{rows}"
+
+
+def _curves(report: Report) -> str:
+    """The report of `rate.py`: what each codec takes and loses, a column for each encoder."""
+    curves = report["curves"]
+    header = ["codec", *(f"{name}: bits | error | worst layer" for name in curves)]
+    rows: dict[str, dict[str, str]] = {}
+    for name, curve in curves.items():
+        for codec, points in curve["points"].items():
+            for p in points:
+                cells = f"{p['bits']:.2f} | {_short(p['error'])} | {_short(p['worst_layer'])}"
+                rows.setdefault(f"{codec}, {p['setting']}", {})[name] = cells
+    lines = [header, ["---", *["---: | ---: | ---:"] * len(curves)]]
+    lines += [[row, *(cells.get(name, " |  | ") for name in curves)] for row, cells in rows.items()]
+    times = [
+        p["seconds"] / integers["seconds"]
+        for curve in curves.values()
+        for integers in curve["points"]["int8"]
+        for p in curve["points"]["transform"]
+    ]
+    sizes = [
+        f"{name}: {c['layers']} × {c['hidden']}, fitted on {c['fitted_tokens']:,} tokens, "
+        f"measured on {c['measured_tokens']:,}, {c['massive_tokens']:,} massive ones left out, "
+        f"matrices of {c['matrices_mb']:.0f} MB a split"
+        for name, c in curves.items()
+    ]
+    table_of = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return (
+        f"{table_of}\n\n{'. '.join(sizes)}. Decoding a transform took {min(times):.0f} to "
+        f"{max(times):.0f} times as long as int8 in the same process ({report['machine']['cpu']})."
+    )
+
+
+def draw_curves(report: Report, path: Path) -> None:
+    """Bits a value against error, both on a log scale, a panel for each encoder, as a PNG."""
+    curves = report["curves"]
+    figure = Figure(figsize=(4.2 * len(curves), 4.2), layout="compressed")
+    panels = np.atleast_1d(figure.subplots(1, len(curves), sharex=True, sharey=True))
+    for ax, (name, curve) in zip(panels, curves.items(), strict=True):
+        for codec, points in curve["points"].items():
+            ordered = sorted(points, key=lambda p: p["bits"])
+            ax.plot(
+                [p["error"] for p in ordered],
+                [p["bits"] for p in ordered],
+                marker="o",
+                markersize=4,
+                linewidth=2.2 if codec == "transform" else 1,
+                label=codec,
+            )
+        ax.set_xscale("log")
+        ax.set_yscale("log", base=2)
+        ax.set_title(name, fontsize=10)
+        ax.set_xlabel("error, in deviations of the channel", fontsize=9)
+        ax.grid(alpha=0.3, which="both")
+    panels[0].set_yticks([0.5, 1, 2, 4, 8, 16], ["½", "1", "2", "4", "8", "16"])
+    panels[0].set_ylabel("bits a value", fontsize=9)
+    panels[-1].legend(fontsize=7)
+    figure.savefig(path, dpi=110)
 
 
 def draw(report: Report, path: Path) -> None:
