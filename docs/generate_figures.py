@@ -182,7 +182,7 @@ def draw_curves(report: Report, path: Path) -> None:
     panels[0].set_yticks([0.5, 1, 2, 4, 8, 16], ["½", "1", "2", "4", "8", "16"])
     panels[0].set_ylabel("bits a value", fontsize=9)
     panels[-1].legend(fontsize=7)
-    figure.savefig(path, dpi=110)
+    _save(figure, path)
 
 
 def draw(report: Report, path: Path) -> None:
@@ -205,7 +205,6 @@ def draw(report: Report, path: Path) -> None:
     )
     width, height = 3.6 + 3.2 * len(conditions), 1.4 + 0.27 * len(sides)
     figure = Figure(figsize=(width, height), layout="compressed")
-    FigureCanvasAgg(figure)  # without pyplot, no display is needed
     figure.suptitle(f"{report['benchmark']}: ratio to each side", fontsize=13)
     panels = figure.subplots(1, len(conditions), sharey=True, squeeze=False)[0]
     for ax, condition in zip(panels, conditions, strict=True):
@@ -213,10 +212,15 @@ def draw(report: Report, path: Path) -> None:
         ax.set_title(condition, fontsize=10)
         ax.set_xlabel(f"ratio of {report['unit']} (log scale)", fontsize=9)
     panels[0].set_yticks(range(len(sides)), sides, fontsize=8)
+    _save(figure, path)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    """Write a figure as PNG; few colours are enough for it, and keep the file small."""
+    canvas = FigureCanvasAgg(figure)  # without pyplot, no display is needed
     figure.set_dpi(130)
-    figure.canvas.draw()
-    # few colours are enough for bars, and keep the files small
-    image = Image.fromarray(np.asarray(figure.canvas.buffer_rgba())).convert("RGB")  # type: ignore[attr-defined]
+    canvas.draw()
+    image = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
     image.quantize(48).save(path, optimize=True)
 
 

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import count, islice
 from threading import RLock
 from traceback import clear_frames
 from types import TracebackType
@@ -25,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from pydantic import ValidationError
-from torch import Tensor
+from torch import Tensor, nn
 
 from bertvision.errors import BertvisionError, InputError, NonFiniteError
 from bertvision.featurestore.creation import library_versions
@@ -37,6 +38,7 @@ from bertvision.featurestore.format.records import FEATURES, FORMAT, GROWING
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.storage.durable import full_disk_named
 from bertvision.featurestore.storage.storage import Storage
+from bertvision.featurestore.writing.batches import BATCH_DIMS, batch_examples, hooked
 from bertvision.featurestore.writing.buffer import Example, Losses, ShardBuffer
 from bertvision.featurestore.writing.columns import (
     DIMS,
@@ -86,7 +88,7 @@ class ActivationWriter:
         part: int,
     ) -> None:
         self._ledger, self._storage, self._part = ledger, ledger.storage, part
-        self._open, self._cut_short = True, False
+        self._layout, self._open, self._cut_short = wanted, True, False
         self.dropped: dict[str, str] = {}
         with full_disk_named(self._storage), ExitStack() as locks:
             state = ledger.state()
@@ -234,6 +236,97 @@ class ActivationWriter:
                 raise
             self._adding = None
             self._tell_refused()
+
+    def add_batch(
+        self,
+        keys: Iterable[str | int],
+        hidden_states: object,
+        attention_mask: object = None,
+        *,
+        dims: Sequence[str] = BATCH_DIMS,
+        input_ids: object = None,
+        labels: Mapping[str, object] | None = None,
+        fields: Mapping[str, object] | None = None,
+    ) -> None:
+        """Add the examples of a padded batch, as a forward pass gives them, without the padding.
+
+        Args:
+            keys: (batch,) their names.
+            hidden_states: ``hidden_states`` of a model of transformers, a tuple of (batch, seq,
+                hidden) whose entries are taken by the indices of the split's layers; a tensor of
+                that shape for each layer of the split; or one of all, (batch, seq, layers, hidden).
+            attention_mask: (batch, seq), 0 at padding, on whichever side; None where there is none.
+            dims: Names of the axes of one tensor of all layers, where their order is another.
+            input_ids: (batch, seq) token ids, or None.
+            labels: arrays of the examples, by name, (batch, …) each.
+            fields: arrays of their tokens, by name, (batch, seq, …) each.
+
+        Raises:
+            InputError: Shapes do not go together, or as `add`; examples before stay.
+            NonFiniteError, DiskSpaceError: as `add`.
+
+        Examples:
+            >>> import torch
+            >>> store = bertvision.ActivationStore.create("batches")
+            >>> states = tuple(torch.randn(2, 4, 8) for _ in range(3))  # as a model returns them
+            >>> mask = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
+            >>> with store.writer("0e", "dev", hidden_size=8, layers=[0, 2]) as writer:
+            ...     writer.add_batch(["a", "b"], states, mask)
+            ...     split = writer.finish()
+            >>> [states.shape for states in split]  # (seq, hidden, layers)
+            [torch.Size([4, 8, 2]), torch.Size([2, 8, 2])]
+        """
+        names = list(keys)
+        examples = batch_examples(
+            *(self._layout, hidden_states, attention_mask, dims, input_ids, labels, fields)
+        )
+        if len(names) != len(examples):
+            raise InputError(f"{len(names)} keys were given for {len(examples)} examples")
+        for key, example in zip(names, examples, strict=True):
+            self.add(
+                key,
+                example.hidden_states,
+                input_ids=example.input_ids,
+                labels=example.labels,
+                fields=example.fields,
+            )
+
+    @contextmanager
+    def hook(
+        self,
+        model: nn.Module,
+        modules: Sequence[str] | None = None,
+        keys: Iterable[str | int] | None = None,
+    ) -> Iterator[Self]:
+        """Add what a model computes in somebody's own loop, as long as the block runs.
+
+        Every call of the model is a batch, with the ``attention_mask`` and ``input_ids`` that it is
+        given. Examples that the split has already are passed over, so that a loop that was killed
+        is run again as it is.
+
+        Args:
+            model: A model of transformers; with ``modules`` any.
+            modules: Names of its modules, as ``model.named_modules()`` has them, whose outputs
+                (batch, seq, hidden) are the layers of the split; None takes the hidden states.
+            keys: Names of the examples in the order of the batches; by default numbers from 0.
+
+        Raises:
+            InputError: There is no such module; in the loop, there are too few keys, or as
+                `add_batch`.
+        """
+        named = iter(count() if keys is None else keys)
+
+        def take(layers: list[Tensor], mask: Tensor | None, ids: Tensor | None) -> None:
+            examples = batch_examples(self._layout, layers, mask, BATCH_DIMS, ids, None, None)
+            names = list(islice(named, len(examples)))
+            if len(names) < len(examples):
+                raise InputError(f"keys end before the batch of {len(examples)} examples")
+            for key, example in zip(names, examples, strict=True):
+                if key not in self:
+                    self.add(key, example.hidden_states, input_ids=example.input_ids)
+
+        with hooked(model, modules, take):
+            yield self
 
     def _columns(self) -> Mapping[str, Column] | None:
         """The kinds of arrays that every example has; None as long as there is none."""
