@@ -126,7 +126,7 @@ def _packed(name: str, values: object, mask: Tensor, lengths: list[int]) -> Sequ
         raise InputError(
             f"{name} is {tuple(array.shape)}: give (batch, seq, …), {tuple(mask.shape)}"
         )
-    return array[mask].split(lengths)
+    return list(torch.split(array[mask], lengths))
 
 
 def _rows(name: str, values: object, count: int) -> Any:
