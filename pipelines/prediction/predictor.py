@@ -215,8 +215,10 @@ class Predictor:
             Of classes ``label`` and ``score``, a probability; of a score itself the same, with the
             label ``score``; of words what the token-classification pipeline gives with
             ``aggregation_strategy="first"``, for words between spaces; of questions ``score``,
-            ``start``, ``end`` and ``answer``, which is empty where the context has none. A dict for
-            one dict; a list for a list, and for one text alone, as the pipelines have it.
+            ``start``, ``end`` and ``answer``, which is empty where the context has none; of parses
+            and orders, for which there is no pipeline, what `Task.answers` says. A dict for one
+            dict, parse or order; a list for a list, and for one text alone, as the pipelines have
+            it.
 
         Raises:
             InputError: An input is empty, or none that the task takes.
@@ -232,7 +234,8 @@ class Predictor:
             self._as_pipeline(answer, top_k, one)
             for answer, one in zip(self.answers(items), given, strict=True)
         ]
-        if several or (isinstance(inputs, str) and top_k == "" and self.task.kind != "token"):
+        alike = self.task.kind in ("token", "tree", "order")
+        if several or (isinstance(inputs, str) and top_k == "" and not alike):
             return answers
         return answers[0]
 
@@ -245,6 +248,8 @@ class Predictor:
             return tag_groups(text, places, answer["tags"], answer["scores"])
         if self.task.kind == "span":
             return {name: answer[name] for name in ("score", "start", "end", "answer")}
+        if self.task.kind in ("tree", "order"):
+            return dict(answer)
         if top_k == "" or "probabilities" not in answer:
             best = {"label": answer["label"], "score": answer["score"]}
             return best if top_k == "" else [best]
