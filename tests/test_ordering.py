@@ -19,7 +19,7 @@ from workspaces import write_squad
 
 import bertvision
 from bertvision.errors import InputError, WorkspaceError
-from bertvision.pipelines.report.intervals import add_intervals
+from bertvision.pipelines.results.intervals import add_intervals
 from bertvision.pipelines.results.rows import read_rows
 from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.tasks.logits import Logits, WindowIndex

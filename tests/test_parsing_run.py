@@ -21,7 +21,7 @@ import bertvision
 from bertvision.errors import InputError
 from bertvision.pipelines.finetuning import kept_logits
 from bertvision.pipelines.finetuning.kept_logits import keep_logits, predict_logits
-from bertvision.pipelines.report.intervals import add_intervals
+from bertvision.pipelines.results.intervals import add_intervals
 from bertvision.pipelines.results.rows import read_rows
 from bertvision.pipelines.tasks.logits import Logits, WindowIndex
 from bertvision.pipelines.tasks.parsing import attached, named

@@ -23,6 +23,8 @@ from bertvision.pipelines.prediction.backbone import Backbone
 from bertvision.pipelines.prediction.inputs import layout_of
 from bertvision.pipelines.prediction.predictor import Predictor, load_predictors, together
 from bertvision.pipelines.prediction.source import find_source
+from bertvision.pipelines.results.intervals import add_intervals
+from bertvision.pipelines.results.rows import read_rows
 from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.tasks.registry import TASKS
 from bertvision.pipelines.tasks.task import load_task
@@ -339,6 +341,27 @@ def test_scores_on_other_data_are_those_of_the_same_data_stored(
         "cls-learned-pooling", data=other, skip_bad=True, workspace=classes
     )[0]
     assert scored_row.items == 1
+
+
+def test_scores_on_other_data_have_the_intervals_of_the_report(
+    lab: Workspace, classes: Path, scores: Path
+) -> None:
+    for space, name in (
+        (lab, "adapter-64-shared"),  # of one seed
+        (Workspace.find(classes), "cls-learned-pooling"),
+        (Workspace.find(scores), "cls-learned-pooling"),
+    ):
+        rows = [r for r in read_rows(space).heads if r["trained_on"] == "1e"]
+        rows = [r for r in rows if (r["name"], r["checkpoint"]) == (name, "1e")][:1]
+        add_intervals(space, rows, left_out := [])
+        assert (len(rows), left_out) == (1, [])
+        (scored,) = bertvision.evaluate(
+            f"{name}:1e", data=space.dataset().source("dev"), precision="32", workspace=space.root
+        )
+        assert scored.intervals
+        for metric, ends in scored.intervals.items():
+            stored = rows[0][f"{metric}_low"], rows[0][f"{metric}_high"]
+            assert ends == pytest.approx(stored, abs=1e-4), metric
 
 
 # --- the command ---
