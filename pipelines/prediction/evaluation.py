@@ -73,10 +73,10 @@ def evaluate_on(
             f"{', '.join(config.classes)}: give data with labels among these"
         )
     if isinstance(first.task, TaggingTask):
-        tags = {tag for item in data.items for tag in item.tags} - {OUTSIDE}
-        if tags and not tags & set(config.classes):
+        gold = {tag for item in data.items for tag in item.tags} - {OUTSIDE}
+        if gold and not gold & set(config.classes):
             raise InputError(
-                f"{source} has the tags {', '.join(sorted(tags))}, and {first.record.name} tells "
+                f"{source} has the tags {', '.join(sorted(gold))}, and {first.record.name} tells "
                 f"{', '.join(config.classes)}: give data with tags among these"
             )
     report_skipped(source, data.skipped)
