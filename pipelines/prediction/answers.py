@@ -44,7 +44,8 @@ def answer(
         return _ordered(predictors, list(_parts(predictors, items, None)))
     output = output.absolute()
     folder = output.with_name(f".{output.name}.parts")
-    with exclusive(output.with_name(f".{output.name}.lock"), f"writing {output.name}"):
+    lock = output.with_name(f".{output.name}.lock")
+    with exclusive(lock, f"writing {output.name}"):
         # of other systems or texts, no part is of use
         parts = folder / _digest(predictors, items)
         if folder.is_dir() and not parts.is_dir():
@@ -53,6 +54,7 @@ def answer(
         rows = _ordered(predictors, list(_parts(predictors, items, parts)))
         _write(output, rows, spans=predictors[0].task.kind == "span")
         shutil.rmtree(folder)
+        lock.unlink(missing_ok=True)  # while it is held: nobody waits for it
     return rows
 
 
