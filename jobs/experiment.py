@@ -155,6 +155,10 @@ def score(
     Raises:
         InputError: a file is malformed, or does not cover the questions or the words.
     """
+    for path in (Path(predictions), Path(data)):
+        if not path.is_file():
+            what = "is a folder: name a file in it" if path.is_dir() else "there is no such file"
+            raise InputError(f"{path}: {what}")
     if (forms := Path(predictions).suffixes) and ".json" not in forms:
         if na_prob is not None or na_prob_thresh != 1.0:
             raise InputError("--na-prob and --na-prob-thresh are of answers, in a .json file")

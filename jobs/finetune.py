@@ -150,6 +150,19 @@ def adopt(
 
     sources = find_checkpoints(parse_names(folders))
     named = () if classes is None else parse_names(classes)
+    if twice := [name for i, name in enumerate(named) if name in named[:i]]:
+        raise InputError(
+            f"--classes {','.join(named)}: {twice[0]} comes twice; each is of one output"
+        )
+    try:
+        find_workspace(workspace)
+    except WorkspaceError:
+        if not (options.source("train") and options.source("dev")):
+            raise InputError(
+                "a new workspace needs the task and data that the checkpoints were fine-tuned on: "
+                "such as --task sst2 --data glue/SST-2, or --task csv --train train.csv --dev "
+                "dev.csv"
+            ) from None
     return Status.model_validate(run(path_of(workspace), sources, options, named))
 
 

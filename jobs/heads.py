@@ -210,7 +210,8 @@ def evaluate(
         skip_bad: Leave malformed rows of ``data`` out and count them.
 
     Returns:
-        The scores of each head, in the order of ``heads``: ``rules`` has them by decoding rule.
+        The scores of each head, in the order of ``heads``: ``rules`` has them by decoding rule;
+        with ``data`` also ``intervals``, by metric, over other choices of texts.
 
     Raises:
         UnknownNameError: there is no such head, snapshot or split.
@@ -411,6 +412,8 @@ def evaluated_table(results: Sequence[Values]) -> str:
     for result in results:
         row = {**headline(result["rules"]), "head": marked_scores(result["head"], result)}
         row |= {key: result[key] for key in ("trained_on", "checkpoint")}
+        for metric, (low, high) in result.get("intervals", {}).items():
+            row |= {f"{metric}_low": low, f"{metric}_high": high}
         if kind_of_metrics(row) == "span":
             argmax = result["rules"]["argmax"]["metrics"]
             spans.append(row | {f"argmax_{key}": argmax[key] for key in ("exact", "f1")})

@@ -54,18 +54,19 @@ def predict(
         what: bert:1e, trained heads such as adapter-64-shared:0.3e, ensembles, folders of
             snapshots, heads or saved predictors, or owner/name on the hub.
         data: File with texts: .csv, .tsv, .jsonl or .parquet with named columns, questions in the
-            form of SQuAD, words in CoNLL columns, or a text on each line; - reads lines from
-            standard input.
+            form of SQuAD, words in CoNLL columns, CoNLL-U, or a text on each line; - reads lines
+            from standard input.
         text: A text, or a question, in the place of a file.
         text_pair: Second text of a pair, or the context of the question.
-        output: File to write: .jsonl or .csv with a row for each answer, or .json with the answers
-            by id, as SQuAD's own script reads them.
+        output: File to write: .jsonl or .csv with a row for each answer; .json with the answers by
+            id, as SQuAD's own script reads them; .conll with words and their tags, or .conllu with
+            parses.
         skip_bad: Leave malformed rows out and count them.
 
     Returns:
         A row for each answer: the system, the id, and the label with its probability and those of
-        all classes, the score, the answer with its place in the context, or the words with their
-        tags and entities.
+        all classes, the score, the answer with its place in the context, the words with their tags
+        and entities or with heads and relations, or the sentences in the order that was found.
 
     Raises:
         UnknownNameError: there is no such head or snapshot.
@@ -87,7 +88,7 @@ def predict(
 
     sources = [find_source(name, path_of(workspace)) for name in names]
     from bertvision.pipelines.prediction.answers import answer
-    from bertvision.pipelines.prediction.inputs import read_inputs
+    from bertvision.pipelines.prediction.inputs import read_inputs, text_columns
     from bertvision.pipelines.prediction.predictor import (
         Predictor,
         check_alike,
@@ -99,7 +100,7 @@ def predict(
     check_alike(predictors)
     if text is not None:
         texts = [text] if text_pair is None else [text, text_pair]
-        columns = [c.names[0] for name, c in first.layout.columns.items() if name != "id"]
+        columns = text_columns(first.layout)
         if len(texts) != len(columns):
             raise InputError(
                 f"{first.record.name} answers {' and '.join(columns)}: give --text"
@@ -108,11 +109,30 @@ def predict(
         items = [first.item(dict(zip(columns, texts, strict=True)))]
     else:
         items = read_inputs(first.task, first.record.task, str(data), skip_bad=skip_bad)
+    if target is not None:
+        check_form(target, first.task.kind)
     table = predicted_table if target is None else partial(written_table, path=target)
     return Rows(map(Row, answer(predictors, items, target)), table)
 
 
 FORMS = (".jsonl", ".csv", ".json")
+_COLUMNS = {"token": ".conll", "tree": ".conllu"}
+"""Form in columns of the answers of a task, by its kind."""
+
+
+def check_form(path: Path, kind: str) -> None:
+    """Refuse columns for answers that are not of words, or of another form.
+
+    Args:
+        path: Path of the file.
+        kind: Kind of the task (`Task.kind`).
+
+    Raises:
+        InputError: The answers cannot be written in this form.
+    """
+    if path.suffix in _COLUMNS.values() and path.suffix != _COLUMNS.get(kind):
+        forms = ", ".join([*FORMS, *filter(None, [_COLUMNS.get(kind)])])
+        raise InputError(f"--output {path}: answers of this task are written as {forms}")
 
 
 def check_output(path: Path, systems: int) -> None:
@@ -125,12 +145,13 @@ def check_output(path: Path, systems: int) -> None:
     Raises:
         InputError: Its form is not known, or has no room for several systems.
     """
-    if path.suffix not in FORMS:
-        raise InputError(f"--output {path}: name it {', '.join(FORMS)}")
-    if path.suffix == ".json" and systems > 1:
+    forms = (*FORMS, *_COLUMNS.values())
+    if path.suffix not in forms:
+        raise InputError(f"--output {path}: name it {', '.join(forms)}")
+    if path.suffix not in (".jsonl", ".csv") and systems > 1:
         raise InputError(
-            f"--output {path}: .json has one answer for each id, and there are {systems} systems: "
-            "write .jsonl or .csv, or ask one system at a time"
+            f"--output {path}: {path.suffix} has one answer for each id, and there are {systems} "
+            "systems: write .jsonl or .csv, or ask one system at a time"
         )
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise InputError(f"--output {path}: give a file in a folder that exists")
@@ -146,7 +167,7 @@ def predicted_table(rows: Sequence[Values]) -> str:
     shown = rows[:_SHOWN]
     names = {row["system"] for row in rows}
     heads = columns("text", system="system") if len(names) > 1 else []
-    if rows and "tags" in rows[0]:
+    if rows and "words" in rows[0]:
         lines = [
             "  ".join(
                 [*(str(row[column.key]) for column in [*heads, _ID]), words_with_tags(row)],
@@ -155,10 +176,18 @@ def predicted_table(rows: Sequence[Values]) -> str:
         ]
         table = "\n".join(lines)
     else:
-        columns_shown = _ANSWER if rows and "answer" in rows[0] else _LABEL
+        by_key = {"sentences": _ORDER, "answer": _ANSWER}
+        columns_shown = next((by_key[key] for key in by_key if rows and key in rows[0]), _LABEL)
         table = table_of(
             [*heads, _ID, *columns_shown],
-            [{**row, "answer": row.get("answer") or "(no answer)"} for row in shown],
+            [
+                {
+                    **row,
+                    "answer": row.get("answer") or "(no answer)",
+                    "text": " ".join(row.get("sentences", ())),
+                }
+                for row in shown
+            ],
         )
     if len(rows) > _SHOWN:
         left = counted(len(rows) - _SHOWN, "answer")
@@ -173,11 +202,16 @@ _ANSWER = [
     Column("score", "score", digits=3),
     Column("no_answer", "no answer", digits=3),
 ]
+_ORDER = [Column("answer", "order", "text"), Column("text", "text", "text")]
 
 
 def words_with_tags(row: Values) -> str:
-    """Words of a row, each with its tag behind a slash unless it stands outside of entities."""
+    """Words of a row, each with its tag behind a slash unless it stands outside of entities.
+
+    Of a parse, the head and the relation stand in the place of the tag: ``Anna/2:nsubj``.
+    """
+    tags = row["tags"] if "tags" in row else row["answer"].split(" ")
     return " ".join(
         word if tag == "O" else f"{word}/{tag}"
-        for word, tag in zip(row["words"], row["tags"], strict=True)
+        for word, tag in zip(row["words"], tags, strict=True)
     )

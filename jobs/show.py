@@ -230,8 +230,8 @@ def metric_names(rows: Sequence[Values]) -> dict[str, str]:
 
 
 def score_columns(rows: Sequence[Values]) -> list[Column]:
-    """A column for each metric that occurs, with its deviation over seeds where there is one."""
-    return [Column(key, label, sd=True) for key, label in metric_names(rows).items()]
+    """A column for each metric that occurs, with its deviation over seeds or its interval."""
+    return [Column(key, label, sd=True, interval=True) for key, label in metric_names(rows).items()]
 
 
 def meanings(shown: Iterable[Column]) -> str:

@@ -65,7 +65,7 @@ def view(
     Args:
         name: Split, such as 1e/dev.
         head: Head whose probabilities and errors are shown: NAME, or NAME:SNAPSHOT it was trained
-            on.
+            on; of bert and of ensembles the errors.
         direction: Safetensors file with vectors (hidden,) or (n, hidden), a linear probe that was
             saved, or an autoencoder of SAELens.
         latents: Latents, or rows of the file, such as 3,17; by default up to eight.

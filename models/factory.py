@@ -16,7 +16,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, TypeGuard, get_args
 
 import torch
 from torch import nn
@@ -165,7 +165,7 @@ def build_head(
             "must take the keyword argument 'classes'"
         )
     if kind == "token":
-        if not isinstance(head, SpanHead) or type(head).forward is not SpanHead.forward:
+        if not _labels_words(head):
             raise InputError(
                 f"head {name!r} labels no words: its class must inherit from bertvision.SpanHead, "
                 "with the forward pass of that, whose output layer is made for classes of tokens; "
@@ -195,9 +195,18 @@ def describe_heads(
     if kind not in (None, *get_args(Kind)):
         raise UnknownNameError(f"there is no kind {kind!r} of heads: {' or '.join(get_args(Kind))}")
     registered = [name for name, spec in HEADS.items() if kind is None or spec.learns(kind)]
-    infos = (describe_head(name, layers, hidden) for name in [*registered, *sorted(plugins())])
-    subject = "span" if kind == "token" else kind
-    return [info for info in infos if subject in (None, info.kind)]
+    named = [*registered, *sorted(plugins())]
+    if kind == "token":
+        with torch.device("meta"):
+            made = {name: build_head(name, layers=layers, hidden=hidden) for name in named}
+        named = [name for name, head in made.items() if _labels_words(head)]
+    infos = (describe_head(name, layers, hidden) for name in named)
+    return [info for info in infos if kind in (None, "token", info.kind)]
+
+
+def _labels_words(head: nn.Module) -> TypeGuard[SpanHead]:
+    """Whether a head can get an output layer for the classes of tokens."""
+    return isinstance(head, SpanHead) and type(head).forward is SpanHead.forward
 
 
 def kind_of(head: nn.Module) -> Kind:

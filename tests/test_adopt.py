@@ -107,13 +107,21 @@ def test_snapshots_answer_as_their_own_model_with_classes_in_the_order_of_the_da
 
 
 def test_heads_are_trained_beside_and_more_checkpoints_are_added_later(
-    output: Path, data: dict[str, Any], adopted: Path, tmp_path: Path
+    output: Path,
+    data: dict[str, Any],
+    adopted: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     root = tmp_path / "workspace"
     shutil.copytree(adopted, root)
     before = Workspace.find(root)
-    done = bertvision.adopt(str(output), workspace=root, **data)
+    out = tmp_path / "out"
+    shutil.copytree(output, out)
+    (out / "checkpoint-99").mkdir()
+    done = bertvision.adopt(str(out), workspace=root, **data)  # the first two at another place
     assert [snapshot.tag for snapshot in done.snapshots] == ["0.5e", "1e", "1.5e", "2e"]
+    assert "checkpoint-99" in caplog.text
     after = Workspace.find(root)
     assert after.config.finetune.epochs == 2.0
     for tag in ("0.5e", "1e"):
@@ -151,9 +159,18 @@ def test_a_checkpoint_that_changed_is_not_taken_for_the_snapshot_that_was_made_o
     shutil.copytree(output / "checkpoint-6", folder)
     bertvision.adopt(str(folder), classes=CLASSES, workspace=root, **data)
     bertvision.adopt(str(folder), workspace=root)
+    moved = folder.rename(tmp_path / "moved")
+    bertvision.adopt(str(moved), workspace=root)
+    config = Workspace.find(root).config
+    assert config.adopted is not None
+    assert config.adopted.sources == {"1e": str(moved)}
+    moved.rename(folder)
     shutil.copyfile(output / "checkpoint-9/model.safetensors", folder / "model.safetensors")
-    with pytest.raises(WorkspaceError, match="are not those that snapshot 1e"):
+    with pytest.raises(WorkspaceError, match="1e of .* is .*moved, whose weights are others"):
         bertvision.adopt(str(folder), workspace=root)
+    shutil.copytree(folder, moved)
+    with pytest.raises(WorkspaceError, match="are not those that snapshot 1e"):
+        bertvision.adopt(str(moved), workspace=root)
     shutil.rmtree(folder)  # as Trainer removes old ones: later ones are added nevertheless
     done = bertvision.adopt(str(output / "checkpoint-9"), workspace=root)
     assert [snapshot.tag for snapshot in done.snapshots] == ["1e", "1.5e"]
@@ -210,6 +227,27 @@ REFUSED: dict[str, tuple[list[str], dict[str, Any], type[Exception], str]] = {
     "a tag of no fine-tuning": (["untold:0e"], {}, InputError, "named by --model"),
     "two of one tag": (["out/checkpoint-6", "untold:1e"], {}, InputError, "are both snapshot 1e"),
     "no folder": (["./nowhere:1e"], {}, InputError, "no folder"),
+    "no folder, nor a tag": (["out/checkpoint-99"], {}, InputError, "there is no folder out/ch"),
+    "a tag that is none": (["untold:abc"], {}, InputError, "'abc' is no number of epochs"),
+    "a folder without any": (["empty"], {}, InputError, "empty holds no checkpoint"),
+    "no data": (
+        ["out/checkpoint-6"],
+        {"task": None, "train": None, "dev": None},
+        InputError,
+        "--task sst2 --data glue/SST-2",
+    ),
+    "a class twice": (
+        ["out/checkpoint-6"],
+        {"classes": "yes,no,yes"},
+        InputError,
+        "yes comes twice",
+    ),
+    "an unknown class": (
+        ["out/checkpoint-6"],
+        {"classes": "yes,no,never"},
+        InputError,
+        "the classes of the data are maybe, no, yes",
+    ),
     "a damaged state": (["damaged"], {}, InputError, "does not say how long"),
     "unnamed classes": (["out/checkpoint-6"], {}, InputError, "LABEL_0.*--classes"),
     "too few classes": (["out/checkpoint-6"], {"classes": "yes,no"}, InputError, "has 3 outputs"),
@@ -241,6 +279,7 @@ def test_what_cannot_be_a_snapshot_is_refused_by_name_and_leaves_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out").symlink_to(output)
+    (tmp_path / "empty/checkpoint-3").mkdir(parents=True)
     shutil.copytree(tiny_bert, tmp_path / "plain")
     checkpoint = output / "checkpoint-6"
     for name in ("untold", "damaged", "smaller", "worded", "cut"):
@@ -257,7 +296,7 @@ def test_what_cannot_be_a_snapshot_is_refused_by_name_and_leaves_nothing(
     words.save_pretrained(tmp_path / "worded")
     names, options, error, message = REFUSED[case]
     with pytest.raises(error, match=message):
-        bertvision.adopt(names, workspace=tmp_path / "workspace", **data, **options)
+        bertvision.adopt(names, workspace=tmp_path / "workspace", **{**data, **options})
     assert not (tmp_path / "workspace").exists()
 
 

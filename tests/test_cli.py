@@ -158,6 +158,16 @@ def test_heads_gives_sizes_of_any_encoder(space: Path, monkeypatch: pytest.Monke
     assert "no head" in run("heads", "learned-poling").stderr
 
 
+def test_score_names_what_is_no_file(dev_json: Path, tmp_path: Path) -> None:
+    for words, message in (
+        ((tmp_path / "no.conll", dev_json), "no.conll: there is no such file"),
+        ((dev_json, tmp_path), f"{tmp_path}: is a folder: name a file in it"),
+    ):
+        refused = run("score", *words)
+        assert refused.exit_code == 2
+        assert message in " ".join(refused.stderr.split())
+
+
 def test_score_prints_the_official_keys(space: Path, dev_json: Path) -> None:
     predictions = space / "bert/1e/predictions.json"
     found = json.loads(done("score", predictions, dev_json, "--json"))

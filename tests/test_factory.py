@@ -158,6 +158,8 @@ def test_plugin_is_built_and_described(own_module: str, monkeypatch: pytest.Monk
     # frozen parameters and BatchNorm's running mean and variance, not its counter of batches
     assert info.total == info.trainable + 3 + 2 * 16
     assert (info.kind, info.costly, info.source) == ("span", False, f"{own_module}:OwnHead")
+    words = [info.name for info in describe_heads(layers=3, hidden=16, kind="token")]
+    assert words == [name for name, spec in HEADS.items() if spec.learns("token")]
 
 
 def test_plugin_says_its_kind_and_is_described_with_the_pooler_output(

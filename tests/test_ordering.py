@@ -19,7 +19,7 @@ from workspaces import write_squad
 
 import bertvision
 from bertvision.errors import InputError, WorkspaceError
-from bertvision.pipelines.report.intervals import add_intervals
+from bertvision.pipelines.results.intervals import add_intervals
 from bertvision.pipelines.results.rows import read_rows
 from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.tasks.logits import Logits, WindowIndex
@@ -252,3 +252,19 @@ def test_it_is_extracted_and_heads_are_refused(finished: Workspace) -> None:
         bertvision.train("learned-pooling", workspace=finished.root)
     row = bertvision.predictions("bert:16e", workspace=finished.root)[0]
     assert row["gold"] == finished.items("dev")[0].label
+
+
+def test_predict_orders_paragraphs_as_evaluate_does(
+    finished: Workspace, options: dict[str, Any]
+) -> None:
+    common: dict[str, Any] = {"workspace": finished.root, "precision": "32"}
+    rows = bertvision.predict("bert:16e", data=f"{options['data']}/dev.txt", **common)
+    scored = json.loads((finished.bert_dir("16e") / "predictions.json").read_text())
+    assert {row.id: row.answer for row in rows} == scored
+    predictor = bertvision.Predictor.load("bert:16e", **common)
+    answer = predictor("Bees hum. Ants walk.")
+    assert sorted(answer["order"]) == [0, 1]
+    assert answer["sentences"] == [["Bees hum.", "Ants walk."][i] for i in answer["order"]]
+    for text, count in (("One alone.", "1 sentence"), ("Two. Two.", "2 sentences")):
+        with pytest.raises(InputError, match=rf"has {count}: give 2 to 30, none twice"):
+            predictor(text)

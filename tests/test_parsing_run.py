@@ -21,10 +21,10 @@ import bertvision
 from bertvision.errors import InputError
 from bertvision.pipelines.finetuning import kept_logits
 from bertvision.pipelines.finetuning.kept_logits import keep_logits, predict_logits
-from bertvision.pipelines.report.intervals import add_intervals
+from bertvision.pipelines.results.intervals import add_intervals
 from bertvision.pipelines.results.rows import read_rows
 from bertvision.pipelines.tasks.logits import Logits, WindowIndex
-from bertvision.pipelines.tasks.parsing import attached
+from bertvision.pipelines.tasks.parsing import attached, named
 from bertvision.pipelines.training.lightning import TrainingLog
 from bertvision.pipelines.training.resume import StoppedError
 from bertvision.pipelines.workspace.snapshots import load_snapshot
@@ -261,3 +261,35 @@ def test_relations_that_the_training_data_lack_are_counted(
     short = {**options, "data": str(folder), "epochs": 0.2, "save_at": ("0.2e",)}
     bertvision.finetune(workspace=tmp_path / "run", **short)
     assert "1 relation of 12 words in dev are not in the training data (new:one)" in caplog.text
+
+
+def test_predict_parses_texts_as_evaluate_does(
+    finished: Workspace, options: dict[str, Any], tmp_path: Path
+) -> None:
+    """Trees in the file are not looked at: one without them is parsed alike, and scores as dev."""
+    dev = next(Path(options["data"]).glob("*dev.conllu"))
+    bare = tmp_path / "bare.conllu"
+    words = [line.split("\t") for line in dev.read_text().split("\n")]
+    bare.write_text("\n".join("\t".join([*x[:2], *"________"][: len(x)]) for x in words))
+    common: dict[str, Any] = {"workspace": finished.root, "precision": "32"}
+    rows = bertvision.predict("bert:6e", data=bare, output=tmp_path / "out.conllu", **common)
+    items = finished.items("dev")
+    classes = finished.config.task.classes
+    scored = json.loads((finished.bert_dir("6e") / "predictions.json").read_text())
+    assert [row.answer for row in rows] == [named(scored[item.id], classes) for item in items]
+    written = [line.split("\t") for line in (tmp_path / "out.conllu").read_text().split("\n")]
+    said = [(x[1], x[6], x[7]) for x in written if len(x) == 10]
+    assert said == [
+        (word, str(head), relation)
+        for row in rows
+        for word, head, relation in zip(row.words, row.heads, row.relations, strict=True)
+    ]
+    predictor = bertvision.Predictor.load("bert:6e", **common)
+    text = items[0].text
+    assert predictor(text)["heads"] == list(rows[0].heads)
+    predictor.save_pretrained(tmp_path / "saved")
+    assert bertvision.Predictor.from_pretrained(tmp_path / "saved", precision="32")(
+        [text]
+    ) == predictor([text])
+    with pytest.raises(InputError, match="written as .jsonl, .csv, .json, .conllu"):
+        bertvision.predict("bert:6e", text=text, output=tmp_path / "out.conll", **common)

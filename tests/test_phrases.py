@@ -399,3 +399,25 @@ def test_an_encoder_with_adapters_cannot_be_begun_with(
     bertvision.finetune(workspace=tmp_path / "adapted", **adapted)
     with pytest.raises(InputError, match="has .*bottleneck.*, which its family does not have"):
         begun(finished, tmp_path / "next", init_from=f"{tmp_path / 'adapted'}:0.1e")
+
+
+def test_predict_classifies_phrases_as_evaluate_does(
+    finished: Workspace, options: dict[str, Any], tmp_path: Path
+) -> None:
+    lines = (Path(options["data"]) / "dev.jsonl").read_text().splitlines()
+    dev = [json.loads(line) for line in lines]
+    bare = write(tmp_path / "bare.jsonl", [{**row, "label": None} for row in dev])
+    common: dict[str, Any] = {"workspace": finished.root, "precision": "32"}
+    rows = bertvision.predict("bert:4e", data=bare, **common)
+    scored = json.loads((finished.bert_dir("4e") / "predictions.json").read_text())
+    classes = finished.config.task.classes
+    assert {row.id: row.label for row in rows} == {k: classes[v] for k, v in scored.items()}
+    (first, second), row = ((dev[0][x] for x in ("first", "second")), dev[0])
+    marked = [
+        f"{text[:a]}[{text[a:b]}]{text[b:]}"
+        for text, (a, b) in ((row["text"], first), (row["pair"], second))
+    ]
+    (typed,) = bertvision.predict("bert:4e", text=marked[0], text_pair=marked[1], **common)
+    assert (typed.label, typed.score) == (rows[0].label, pytest.approx(rows[0].score, abs=1e-5))
+    with pytest.raises(InputError, match="'he died' marks no phrase: put one pair of brackets"):
+        bertvision.predict("bert:4e", text=marked[0], text_pair="he died", **common)

@@ -146,6 +146,15 @@ def test_errors_are_those_of_its_predictions(page: Elements, space: Path) -> Non
     assert f"wrong on {len(wrong)} of {len(rows)}" in page.text
 
 
+def test_errors_of_the_encoder_itself_are_shown(space: Path) -> None:
+    path = space.parent / "bert.html"
+    viewed = bertvision.view("1e/dev", head="bert:1e", output=path, workspace=space)
+    rows = bertvision.predictions("bert:1e", workspace=space)
+    wrong = [row for row in rows if row.exact < 100]
+    assert f"bert is wrong on {len(wrong)} of {len(rows)}" in Elements(path).text
+    assert any("does not read the store" in note for note in viewed.notes)
+
+
 def test_nothing_is_fetched_and_only_its_own_script_runs(page: Elements) -> None:
     for tag, attributes in page.tags:
         for name in ("src", "href", "action", "data"):

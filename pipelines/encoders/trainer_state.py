@@ -48,11 +48,17 @@ def trainer_state(folder: Path) -> TrainerState | None:
         ) from error
 
 
-def checkpoint_folders(folder: Path) -> list[Path]:
-    """Folders ``checkpoint-500``, … that Trainer wrote into its output folder, by step."""
+def checkpoint_folders(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Folders ``checkpoint-500``, … that Trainer wrote into its output folder, by step.
+
+    Returns:
+        Those with a configuration; and those without one, as a killed training leaves.
+    """
     numbered = {
         int(match[1]): path
         for path in folder.iterdir()
-        if (match := _CHECKPOINT.fullmatch(path.name)) and (path / "config.json").is_file()
+        if (match := _CHECKPOINT.fullmatch(path.name))
     }
-    return [numbered[step] for step in sorted(numbered)]
+    paths = [numbered[step] for step in sorted(numbered)]
+    whole = [path for path in paths if (path / "config.json").is_file()]
+    return whole, [path for path in paths if path not in whole]

@@ -71,9 +71,29 @@ def _parted(name: str) -> list[tuple[SnapshotTag, str]]:
         folder = Path(place).expanduser()
         return [(tag, str(folder.resolve()) if folder.is_dir() else place)]
     folder = Path(name).expanduser()
-    if folder.is_dir() and (inside := checkpoint_folders(folder)):
+    if not folder.is_dir():
+        if colon and Path(place).expanduser().is_dir():
+            raise InputError(
+                f"{name}: {tail!r} is no number of epochs: write it as in {place}:3e or "
+                f"{place}:0.5e"
+            )
+        raise InputError(
+            f"there is no folder {name}; a checkpoint on the hub is named with the epochs that it "
+            "was fine-tuned for, as in owner/name:3e"
+        )
+    inside, cut_off = checkpoint_folders(folder)
+    if cut_off:
+        log.warning(
+            "%s in %s: no config.json is there, so that no checkpoint is taken from it",
+            *(", ".join(path.name for path in cut_off), name),
+        )
+    if inside:
         return [(_tag_of(path, str(path)), str(path.resolve())) for path in inside]
-    check_path(name)
+    if not (folder / "config.json").is_file():
+        raise InputError(
+            f"{name} holds no checkpoint: neither config.json with weights beside it, nor folders "
+            "such as checkpoint-500 that have them"
+        )
     return [(_tag_of(folder, name), str(folder.resolve()))]
 
 
@@ -165,10 +185,11 @@ def _planned(
             "adopt checkpoints of other classes into another --workspace"
         )
     for tag, source in sources.items():
-        if before.sources.get(tag, source) != source:
+        if before.sources.get(tag, source) != source and not _moved(workspace, tag, source):
             raise WorkspaceError(
-                f"snapshot {tag} of {workspace.root} is {before.sources[tag]}: name another tag "
-                f"for {source}, such as {source}:{SnapshotTag.of(tag.fraction + 1)}"
+                f"snapshot {tag} of {workspace.root} is {before.sources[tag]}, whose weights are "
+                f"others: name another tag for {source}, such as "
+                f"{source}:{SnapshotTag.of(tag.fraction + 1)}"
             )
     together = before.sources | {str(tag): source for tag, source in sources.items()}
     tags = tuple(sorted(map(SnapshotTag, together)))
@@ -178,6 +199,14 @@ def _planned(
     adopted = before.model_copy(update={"sources": {tag: together[tag] for tag in tags}})
     config = workspace.config.model_copy(update={"finetune": finetuning, "adopted": adopted})
     return Workspace(workspace.root, config)
+
+
+def _moved(workspace: Workspace, tag: SnapshotTag, source: str) -> bool:
+    """Whether a checkpoint is the one that a snapshot was made of, at another place."""
+    place = workspace.snapshot_dir(tag)
+    return is_snapshot(place) and read_snapshot_info(place).adopted_sha256 == weights_digest(
+        find_pretrained(source).folder
+    )
 
 
 def _check_alike(workspace: Workspace, sources: Mapping[SnapshotTag, str]) -> None:

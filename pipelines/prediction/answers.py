@@ -44,7 +44,8 @@ def answer(
         return _ordered(predictors, list(_parts(predictors, items, None)))
     output = output.absolute()
     folder = output.with_name(f".{output.name}.parts")
-    with exclusive(output.with_name(f".{output.name}.lock"), f"writing {output.name}"):
+    lock = output.with_name(f".{output.name}.lock")
+    with exclusive(lock, f"writing {output.name}"):
         # of other systems or texts, no part is of use
         parts = folder / _digest(predictors, items)
         if folder.is_dir() and not parts.is_dir():
@@ -53,6 +54,7 @@ def answer(
         rows = _ordered(predictors, list(_parts(predictors, items, parts)))
         _write(output, rows, spans=predictors[0].task.kind == "span")
         shutil.rmtree(folder)
+        lock.unlink(missing_ok=True)  # while it is held: nobody waits for it
     return rows
 
 
@@ -99,6 +101,8 @@ def _write(path: Path, rows: Sequence[Answer], *, spans: bool) -> None:
         write_text(path, _lines(rows))
     elif path.suffix == ".csv":
         write_text(path, csv_text(flat_rows(rows)))
+    elif path.suffix in (".conll", ".conllu"):
+        write_text(path, "".join(map(_in_columns, rows)))
     else:
         # a score is what it is; a class stands beside the probabilities of all
         names = ("answer", "tags", "label" if "probabilities" in rows[0] else "score")
@@ -108,6 +112,21 @@ def _write(path: Path, rows: Sequence[Answer], *, spans: bool) -> None:
             unsure = {row["id"]: row["no_answer"] for row in rows}
             write_json(path.with_name(f"{path.stem}.na_prob.json"), unsure)
         write_json(path, by_id)
+
+
+def _in_columns(row: Answer) -> str:
+    """A sentence in columns: of tags the words and these, of a parse CoNLL-U."""
+    if "tags" in row:
+        lines = [f"{word}\t{tag}" for word, tag in zip(row["words"], row["tags"], strict=True)]
+        return "\n".join(lines) + "\n\n"
+    lines = [f"# sent_id = {row['id']}", f"# text = {' '.join(row['words'])}"]
+    for number, (word, head, relation) in enumerate(
+        zip(row["words"], row["heads"], row["relations"], strict=True), 1
+    ):
+        empty = "_"
+        fields = [number, word, *[empty] * 4, empty if head is None else head, relation or empty]
+        lines.append("\t".join(map(str, [*fields, empty, empty])))
+    return "\n".join(lines) + "\n\n"
 
 
 def _digest(predictors: Sequence[Predictor], items: Sequence[Any]) -> str:

@@ -9,9 +9,11 @@ from pydantic import Field
 from bertvision.errors import InputError
 from bertvision.pipelines.prediction.predictor import Predictor, check_alike, together
 from bertvision.pipelines.records import Count, Record
-from bertvision.pipelines.tasks.scores import Rules, Scores
+from bertvision.pipelines.results.intervals import score_intervals
+from bertvision.pipelines.tasks.scores import Rules, Scores, headline
 from bertvision.pipelines.tasks.soundness import report_skipped
 from bertvision.pipelines.tasks.squad.spans import SpanTask
+from bertvision.pipelines.tasks.tagging import OUTSIDE, TaggingTask
 
 
 class DataScores(Record):
@@ -31,6 +33,9 @@ class DataScores(Record):
     threshold_tuned_on: str | None = None
     """Split of the workspace that tuned the threshold of no answer."""
     precision: str
+    intervals: dict[str, tuple[float, float]]
+    """Lower and upper end of the 95 % interval of each metric that has one, by the choice of items
+    (see `score_intervals`)."""
     predictions: dict[str, str | bool | int | float] = Field(repr=False)
     """Answers by id, as in `Scores.predictions`."""
 
@@ -67,17 +72,30 @@ def evaluate_on(
             f"{source} has the classes {', '.join(data.classes)}, and {first.record.name} tells "
             f"{', '.join(config.classes)}: give data with labels among these"
         )
+    if isinstance(first.task, TaggingTask):
+        gold = {tag for item in data.items for tag in item.tags} - {OUTSIDE}
+        if gold and not gold & set(config.classes):
+            raise InputError(
+                f"{source} has the tags {', '.join(sorted(gold))}, and {first.record.name} tells "
+                f"{', '.join(config.classes)}: give data with tags among these"
+            )
     report_skipped(source, data.skipped)
-    results = []
+    scored: list[Scores] = []
     for predictor, logits in zip(
         predictors, together(predictors, data.items, "evaluate"), strict=True
     ):
         task, threshold = predictor.task, predictor.record.threshold
-        scores: Scores
         if isinstance(task, SpanTask):
-            scores = task.score(logits, None, threshold=threshold)
+            scored.append(task.score(logits, None, threshold=threshold))
         else:
-            scores = task.score(logits, None)
+            scored.append(task.score(logits, None))
+    intervals = score_intervals(
+        first.task,
+        data.items,
+        [(headline(scores.rules), scores.predictions) for scores in scored],
+    )
+    results = []
+    for predictor, scores, ends in zip(predictors, scored, intervals, strict=True):
         name, _, tags = predictor.record.name.partition(":")
         results.append(
             DataScores(
@@ -91,6 +109,7 @@ def evaluate_on(
                 rules=scores.rules,
                 threshold_tuned_on=predictor.record.threshold_tuned_on,
                 precision=predictor.precision,
+                intervals=ends,
                 predictions=scores.predictions,
             )
         )

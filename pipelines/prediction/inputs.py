@@ -11,7 +11,6 @@ from typing import Any
 from bertvision.errors import InputError
 from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.tasks.source import read_text, text_lines
-from bertvision.pipelines.tasks.squad.read import read_squad
 from bertvision.pipelines.tasks.tables import (
     ID,
     MAX_CHARACTERS,
@@ -23,7 +22,6 @@ from bertvision.pipelines.tasks.tables import (
     read_object,
     read_table,
 )
-from bertvision.pipelines.tasks.tagging import COLUMNS, TaggingTask
 from bertvision.pipelines.tasks.task import Task
 
 FORMS = (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet")
@@ -47,8 +45,13 @@ def layout_of(task: Task, config: TaskConfig) -> Layout:
     for name, column in task.inputs(config).items():
         usual = _OF_PIPELINES.get(name, name)
         columns[name] = column._replace(names=(*column.names, usual), filled=True)
-    names = ", ".join(column.names[0] for column in columns.values())
+    names = ", ".join(column.names[0] for column in columns.values() if not column.optional)
     return Layout({**columns, "id": ID}, hint=f"give {names} of each")
+
+
+def text_columns(layout: Layout) -> list[str]:
+    """Names of the texts that an item must have, in their order."""
+    return [column.names[0] for column in layout.columns.values() if not column.optional]
 
 
 def make_item(task: Task, layout: Layout, given: Any, name: str) -> Any:
@@ -63,11 +66,11 @@ def make_item(task: Task, layout: Layout, given: Any, name: str) -> Any:
     Raises:
         InputError: A text is missing, empty, or longer than any that is taken.
     """
-    texts = [column for column in layout.columns if column != "id"]
+    texts = text_columns(layout)
     if isinstance(given, str) and len(texts) == 1:
-        given = {layout.columns[texts[0]].names[0]: given}
+        given = {texts[0]: given}
     if not isinstance(given, Mapping):
-        names = ", ".join(layout.columns[column].names[0] for column in texts)
+        names = ", ".join(texts)
         raise InputError(f"{str(given)[:80]!r} is no row with {names}: {layout.hint}")
     return _of_fields(task, read_object(dict(given), [layout]), name)
 
@@ -75,7 +78,8 @@ def make_item(task: Task, layout: Layout, given: Any, name: str) -> Any:
 def _of_fields(task: Task, fields: dict[str, Any], name: str) -> Any:
     name = fields.pop("id", None) or name
     for column, text in fields.items():
-        check_text(text, f"the {column}", MAX_CHARACTERS)
+        if isinstance(text, str):
+            check_text(text, f"the {column}", MAX_CHARACTERS)
     return task.unlabelled(fields, name)
 
 
@@ -85,9 +89,9 @@ def read_inputs(task: Task, config: TaskConfig, source: str, *, skip_bad: bool) 
     Args:
         task: Task that answers.
         config: Its settings.
-        source: File in one of `FORMS`; a ``.json`` file of questions in the form of SQuAD; of
-            words, one in CoNLL columns, whose tags are not looked at. Any other file, and `STDIN`,
-            have a text on each line, or, of pairs and questions, an object of JSON.
+        source: File in one of `FORMS`, or of `Task.forms`, such as a ``.json`` file of questions in
+            the form of SQuAD, or CoNLL columns, whose labels are not looked at. Any other file, and
+            `STDIN`, have a text on each line, or, of pairs and questions, an object of JSON.
         skip_bad: Leave malformed rows out and count them.
 
     Raises:
@@ -96,12 +100,8 @@ def read_inputs(task: Task, config: TaskConfig, source: str, *, skip_bad: bool) 
     layout = layout_of(task, config)
     path = Path(source).expanduser()
     form = Path(path.name.removesuffix(".gz")).suffix
-    if source != STDIN and form == ".json" and "context" in layout.columns:
-        return list(read_squad(path, skip_bad=skip_bad, labelled=False).questions)
-    if form in COLUMNS and isinstance(task, TaggingTask):
-        return list(
-            task.read(source, "all", config.model_copy(update={"skip_bad": skip_bad})).items
-        )
+    if source != STDIN and form in task.forms:
+        return task.read_unlabelled(path, config.model_copy(update={"skip_bad": skip_bad}))
     if source == STDIN:
         rows = _line_rows(sys.stdin.read(), layout)
     elif form in FORMS:

@@ -14,6 +14,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -47,8 +48,7 @@ from bertvision.pipelines.tasks.task import Task, load_task
 from bertvision.pipelines.training.trained_head import task_of_kind
 from bertvision.pipelines.variants.registry import load_variants
 from bertvision.pipelines.variants.variant import restore, transformer_layers
-from bertvision.pipelines.workspace.records import read_snapshot_info
-from bertvision.pipelines.workspace.runs import Run
+from bertvision.pipelines.workspace.records import read_run_config, read_snapshot_info
 from bertvision.pipelines.workspace.snapshots import encoder_of, load_snapshot
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class Predictor:
         token: str | bool | None = None,
         cache_dir: str | Path | None = None,
         local_files_only: bool = False,
-        named: str | None = None,
+        named: str | Sequence[str] | None = None,
         precision: str = "auto",
     ) -> Self:
         """Load a predictor that `save_pretrained` or `push_to_hub` wrote.
@@ -157,7 +157,8 @@ class Predictor:
             token: Token for the hub; by default that of the environment or of its login.
             cache_dir: Folder of downloads; by default the hub's cache.
             local_files_only: Take what the cache has, and ask nobody.
-            named: Dotted path of a head's class, where it is one of somebody's own.
+            named: Dotted path of a head's class, where it is one of somebody's own; of several
+                heads those of all.
             precision: Arithmetic: auto, 32 or bf16.
 
         Raises:
@@ -167,15 +168,18 @@ class Predictor:
         """
         folder = Path(place).expanduser()
         if not folder.is_dir():
-            folder = cached_folder(
+            bring = partial(
+                cached_folder,
                 str(place),
-                ("*.json", "*.safetensors", "*.txt", "*.model"),
-                "give that of a saved predictor, or owner/name on the hub",
-                revision=revision,
+                missing="give that of a saved predictor, or owner/name on the hub",
                 token=token,
                 cache_dir=cache_dir,
                 local_files_only=local_files_only,
             )
+            folder = bring((FILE,), revision=revision)
+            _check_is_predictor(folder, str(place))  # before GBs are brought
+            patterns = ("*.json", "*.safetensors", "*.txt", "*.model")
+            folder = bring(patterns, revision=folder.name)  # the commit of which the record is
         record = _checked(folder)
         task = load_task(record.task.name)
         owns = BERT in record.members
@@ -184,9 +188,9 @@ class Predictor:
         model = load_model(folder, *([task.model_class] if whole else []), **options)
         restore(load_variants(record.variant), model, folder)
         runs = [member for member in record.members if member != BERT]
+        named = [named] if isinstance(named, str) else named or ()
         heads = {
-            run: Head.from_pretrained(folder / "heads" / str(i), named=named)
-            for i, run in enumerate(runs)
+            run: _load_head(folder / "heads" / str(i), run, named) for i, run in enumerate(runs)
         }
         tokenizer = load_tokenizer(folder)
         return cls(
@@ -215,8 +219,10 @@ class Predictor:
             Of classes ``label`` and ``score``, a probability; of a score itself the same, with the
             label ``score``; of words what the token-classification pipeline gives with
             ``aggregation_strategy="first"``, for words between spaces; of questions ``score``,
-            ``start``, ``end`` and ``answer``, which is empty where the context has none. A dict for
-            one dict; a list for a list, and for one text alone, as the pipelines have it.
+            ``start``, ``end`` and ``answer``, which is empty where the context has none; of parses
+            and orders, for which there is no pipeline, what `Task.answers` says. A dict for one
+            dict, parse or order; a list for a list, and for one text alone, as the pipelines have
+            it.
 
         Raises:
             InputError: An input is empty, or none that the task takes.
@@ -232,7 +238,8 @@ class Predictor:
             self._as_pipeline(answer, top_k, one)
             for answer, one in zip(self.answers(items), given, strict=True)
         ]
-        if several or (isinstance(inputs, str) and top_k == "" and self.task.kind != "token"):
+        alike = self.task.kind in ("token", "tree", "order")
+        if several or (isinstance(inputs, str) and top_k == "" and not alike):
             return answers
         return answers[0]
 
@@ -245,6 +252,8 @@ class Predictor:
             return tag_groups(text, places, answer["tags"], answer["scores"])
         if self.task.kind == "span":
             return {name: answer[name] for name in ("score", "start", "end", "answer")}
+        if self.task.kind in ("tree", "order"):
+            return dict(answer)
         if top_k == "" or "probabilities" not in answer:
             best = {"label": answer["label"], "score": answer["score"]}
             return best if top_k == "" else [best]
@@ -536,13 +545,33 @@ def _backbone(folder: Path, sources: Sequence[Source], precision: str) -> Backbo
     snapshot = load_snapshot(folder)
     folders = {name: path for source in sources for name, path in source.heads.items()}
     heads = {
-        name: Head.from_pretrained(path, named=Run.parse(name.rpartition(":")[0]).head)
+        name: _load_head(path, name, [path for source in sources for path in source.classes])
         for name, path in folders.items()
     }
     owns = any(BERT in source.members for source in sources)
     return Backbone(
         *(folder, snapshot.model, snapshot.tokenizer, heads), owns=owns, precision=precision
     )
+
+
+def _load_head(folder: Path, member: str, classes: Sequence[str]) -> Head:
+    """A head of a predictor, of a class of somebody's own where that was named.
+
+    Args:
+        folder: Folder of the head.
+        member: Its name among the members.
+        classes: Dotted paths that were named.
+
+    Raises:
+        InputError: Its class was not named.
+    """
+    head = read_run_config(folder).head
+    if ":" in head and head not in classes:
+        raise InputError(
+            f"{member} is of the class {head}, which is code of somebody's own: write {head} in "
+            "the place of its name, or give named= in Python, to have it imported"
+        )
+    return Head.from_pretrained(folder, named=head)
 
 
 def _threshold(source: Source) -> float | None:
@@ -596,17 +625,21 @@ def _is_saved(folder: Path) -> bool:
         return False
 
 
+def _check_is_predictor(folder: Path, name: str) -> None:
+    if not (folder / FILE).is_file():
+        raise WorkspaceError(
+            f"{name} holds no predictor: Predictor.save_pretrained writes one, with the encoder "
+            "and the heads"
+        )
+
+
 def _checked(folder: Path) -> PredictorRecord:
     """The record of a saved predictor, after comparing its files with their digests.
 
     Raises:
         WorkspaceError: It is none, or a file is missing or damaged.
     """
-    if not (folder / FILE).is_file():
-        raise WorkspaceError(
-            f"{folder} holds no predictor: Predictor.save_pretrained writes one, with the encoder "
-            "and the heads"
-        )
+    _check_is_predictor(folder, str(folder))
     listed = manifests.read_manifest(folder).files
     if strange := sorted(set(_files(folder)) - {*listed, manifests.FILE}):
         raise WorkspaceError(f"{folder / strange[0]} was not saved with the predictor: remove it")

@@ -5,6 +5,7 @@ Nothing heavy is imported, so that a wrong name is refused at once.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +24,9 @@ FILE = "predictor.json"
 BERT = "bert"
 """Name of the encoder with its own output layer, among members."""
 
+_CLASS = re.compile(r"(?:(?<=max-)|(?<=mean-)|(?<=\+)|^)[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+"""The dotted path of a head's class in the name of a system: behind the colon is no digit."""
+
 
 class Source(NamedTuple):
     """The parts of a predictor, in a workspace."""
@@ -36,6 +40,8 @@ class Source(NamedTuple):
     combine: Combine | None = None
     result: Result | None = None
     """Its scores on dev, where there are any; they have the threshold of no answer."""
+    classes: tuple[str, ...] = ()
+    """Dotted paths of heads' classes that the name has, which may be imported."""
 
     @property
     def heads(self) -> dict[str, Path]:
@@ -80,7 +86,8 @@ def find_source(
                 "Predictor.save_pretrained"
             )
     space = workspace if isinstance(workspace, Workspace) else Workspace.find(workspace)
-    asked = SystemName.parse(text)
+    classes = tuple(_CLASS.findall(text))
+    asked = SystemName.parse(_CLASS.sub(lambda match: Run(match[0]).name, text))
     if asked.trained_on is not None and (trained_on or checkpoint):
         raise InputError(f"{text} names its snapshots: leave --trained-on and --checkpoint out")
     asked = asked._replace(
@@ -94,7 +101,8 @@ def find_source(
         members = tuple(m if m == BERT else f"{m}:{ensemble.trained_on}" for m in ensemble.members)
         combine: Combine = "max" if asked.name.startswith("max-") else "mean"
         space.require_snapshot(ensemble.checkpoint)
-        return Source(label(ensemble), space, ensemble.checkpoint, members, combine, ensemble)
+        parts = label(ensemble), space, ensemble.checkpoint, members, combine, ensemble
+        return Source(*parts, classes)
     if asked.name == BERT:
         on = asked.checkpoint or _only(BERT, space.snapshots())
         member = run = BERT
@@ -110,7 +118,7 @@ def find_source(
     space.require_snapshot(tag)
     scored = (r for r in results if (r.run, r.trained_on, r.checkpoint) == (run, on, tag))
     name = f"{run}:{on}" if tag == on else f"{run}:{on}:{tag}"
-    return Source(name, space, tag, (member,), None, next(scored, None))
+    return Source(name, space, tag, (member,), None, next(scored, None), classes)
 
 
 def _only(name: str, tags: Sequence[SnapshotTag]) -> str:

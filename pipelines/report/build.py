@@ -23,7 +23,6 @@ from bertvision.pipelines.report.compression import compression_section
 from bertvision.pipelines.report.costs import costs, latency_section, parameters
 from bertvision.pipelines.report.errors import error_analysis
 from bertvision.pipelines.report.headline import facts, sentences
-from bertvision.pipelines.report.intervals import add_intervals
 from bertvision.pipelines.report.listing import (
     all_results,
     control,
@@ -48,6 +47,7 @@ from bertvision.pipelines.report.scores import (
     pooling_section,
 )
 from bertvision.pipelines.report.section import Reading, Section, Table, beside
+from bertvision.pipelines.results.intervals import add_intervals
 from bertvision.pipelines.results.rows import Results, read_rows, with_marks
 from bertvision.pipelines.workspace.reproduce import BERT_COMMAND
 from bertvision.pipelines.workspace.workspace import Workspace

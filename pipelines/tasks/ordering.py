@@ -37,6 +37,7 @@ from bertvision.pipelines.tasks.own_output import OutputLayer, OwnOutput
 from bertvision.pipelines.tasks.scores import Scores
 from bertvision.pipelines.tasks.source import find_file, read_text, splits_in
 from bertvision.pipelines.tasks.squad.read import read_squad
+from bertvision.pipelines.tasks.tables import Column
 from bertvision.pipelines.tasks.task import Task
 from bertvision.pipelines.tasks.windows import Batch, Template, Windows, tokenise
 
@@ -190,6 +191,7 @@ class OrderingTask(Task):
     model_class = OwnOutput(SentenceScores)
     ratios = ("tau", "perfect")
     words = ("paragraphs", "paragraphs")
+    forms = (".txt", ".json")
     item: ClassVar[Any] = Paragraph
     schema: ClassVar[Mapping[str, Any]] = {"id": pa.string(), "sentences": pa.list_(pa.string())}
 
@@ -293,6 +295,45 @@ class OrderingTask(Task):
             "encoder's scores are those of `bertvision finetune`"
         )
 
+    def inputs(self, config: TaskConfig) -> dict[str, Column]:
+        """A text of several sentences, in any order."""
+        return {"text": Column(("text",))}
+
+    def unlabelled(self, texts: Mapping[str, Any], name: str) -> Paragraph:
+        """A paragraph whose order is not known; sentences are parted as those of contexts are.
+
+        Raises:
+            InputError: it has one sentence, more than `MOST_SENTENCES`, or the same one twice.
+        """
+        sentences = tuple(_END.split(" ".join(texts["text"].split())))
+        if not 2 <= len(sentences) <= MOST_SENTENCES or len(set(sentences)) < len(sentences):
+            raise InputError(
+                f"{texts['text']!r:.80} has {counted(len(sentences), 'sentence')}: give 2 to "
+                f"{MOST_SENTENCES}, none twice; each begins with a capital behind . ! or ?"
+            )
+        return Paragraph(name, sentences)
+
+    def read_unlabelled(self, path: Path, config: TaskConfig) -> list[Paragraph]:
+        """The paragraphs of a file, whose order is taken for none (see `read_paragraphs`)."""
+        return list(read_paragraphs(path, skip_bad=config.skip_bad).items)
+
+    def answers(
+        self, logits: Logits, config: TaskConfig, threshold: float | None
+    ) -> list[Mapping[str, Any]]:
+        """The ``sentences`` of each paragraph in the order that was found, and ``order``.
+
+        The order is that of their positions in the paragraph as it was given, from 0, and stands as
+        a text in ``answer``.
+        """
+        return [
+            {
+                "answer": " ".join(map(str, order)),
+                "order": order,
+                "sentences": [item.sentences[at] for at in order],
+            }
+            for item, order in _orders(logits)
+        ]
+
     def score(self, dev: Logits, tune: Logits | None) -> Scores:
         """Kendall's τ × 100 and the share of perfect orders in per cent, means over paragraphs.
 
@@ -301,16 +342,9 @@ class OrderingTask(Task):
         Raises:
             InputError: the scores are not finite.
         """
-        scores = dev.arrays["scores"]
-        if not np.isfinite(scores).all():
-            raise InputError("the scores hold NaN or infinity: the model that made them diverged")
-        begin, predictions, parts = 0, {}, []
-        for index in dev.windows.item_index:
-            item = dev.windows.items[index]
-            scores_of_item = scores[begin : begin + len(item.sentences)]
-            begin += len(scores_of_item)
-            order = np.argsort(-scores_of_item, kind="stable")
-            predictions[item.id] = " ".join(str(item.shown[k]) for k in order)
+        predictions, parts = {}, []
+        for item, order in _orders(dev):
+            predictions[item.id] = " ".join(map(str, order))
             parts.append(self.parts(item, predictions[item.id]))
         metrics: dict[str, int | float] = {
             name: 100 * sum(part[name][0] for part in parts) / len(parts) for name in self.ratios
@@ -331,6 +365,23 @@ class OrderingTask(Task):
                 f"{item.id!r}: the data or the predictions changed; make the predictions again"
             )
         return {"tau": (kendall_tau(order), 1.0), "perfect": (float(order == sorted(order)), 1.0)}
+
+
+def _orders(logits: Logits) -> Iterator[tuple[Paragraph, list[int]]]:
+    """Each paragraph with the right positions of its sentences in the order that was found.
+
+    Raises:
+        InputError: the scores are not finite.
+    """
+    scores = logits.arrays["scores"]
+    if not np.isfinite(scores).all():
+        raise InputError("the scores hold NaN or infinity: the model that made them diverged")
+    begin = 0
+    for index in logits.windows.item_index:
+        item = logits.windows.items[index]
+        scores_of_item = scores[begin : begin + len(item.sentences)]
+        begin += len(scores_of_item)
+        yield item, [item.shown[k] for k in np.argsort(-scores_of_item, kind="stable")]
 
 
 def kendall_tau(order: Sequence[int]) -> float:

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -32,6 +33,7 @@ from bertvision.pipelines.tasks.data import TaskConfig, TaskData
 from bertvision.pipelines.tasks.logits import Logits
 from bertvision.pipelines.tasks.own_output import OutputLayer, OwnOutput
 from bertvision.pipelines.tasks.scores import Scores
+from bertvision.pipelines.tasks.tables import Column
 from bertvision.pipelines.tasks.task import Task, class_labels
 from bertvision.pipelines.tasks.treebank import (
     NO_WORD,
@@ -290,7 +292,7 @@ def attached(parse: str, tree: Tree) -> Attached:
     counts, punctuation too.
 
     Args:
-        parse: Parser as `written` gives it.
+        parse: Parse as `written` gives it.
         tree: the gold one.
 
     Raises:
@@ -331,7 +333,7 @@ def named(parse: str, classes: Sequence[str]) -> str:
     """A parse with the names of relations: ``2:nsubj 0:root 2:obj``.
 
     Args:
-        parse: Parser as `written` gives it.
+        parse: Parse as `written` gives it.
         classes: names of the relations.
     """
     words = (word.partition(":") for word in parse.split(" "))
@@ -339,6 +341,38 @@ def named(parse: str, classes: Sequence[str]) -> str:
         head if not colon else f"{head}:{classes[int(label)] if int(label) >= 0 else '?'}"
         for head, colon, label in words
     )
+
+
+def _without_tree(sentence: ParsedSentence) -> Tree:
+    return Tree(sentence, (-1,) * len(sentence.words))
+
+
+def _parses(logits: Logits) -> Iterator[tuple[Tree, list[int | None], list[int]]]:
+    """Each sentence with the head of each word and the class of its relation.
+
+    Args:
+        logits: As of `ParsingTask.window_logits`, of all windows.
+
+    Raises:
+        InputError: the logits are not finite.
+    """
+    windows = logits.windows
+    marks = windows.marks["words"]
+    ends = np.cumsum(windows.n_tokens, dtype=np.int64)
+    arc, word = 0, 0
+    for index, begin, end in zip(windows.item_index, ends - windows.n_tokens, ends, strict=True):
+        item = windows.items[index]
+        seen = marks[begin:end][marks[begin:end] >= 0]
+        n = len(seen)
+        tree = best_tree(logits.arrays["arcs"][arc : arc + n * (n + 1)].reshape(n, n + 1))
+        classes = logits.arrays["relations"][word : word + n].argmax(axis=1)
+        arc, word = arc + n * (n + 1), word + n
+        numbers = np.append(0, seen + 1)  # of the words that were seen, behind the root
+        heads: list[int | None] = [None] * len(item.labels)
+        labels = [-1] * len(item.labels)
+        for at, head, label in zip(seen, tree, classes, strict=True):
+            heads[at], labels[at] = int(numbers[head]), int(label)
+        yield item, heads, labels
 
 
 log = logging.getLogger(__name__)
@@ -353,6 +387,7 @@ class ParsingTask(Task):
     model_class = OwnOutput(Biaffine)
     ratios = ("las", "uas")
     words = ("sentences", "sentences")
+    forms = (".conllu",)
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -495,41 +530,57 @@ class ParsingTask(Task):
             "scores are those of `bertvision finetune`"
         )
 
+    def inputs(self, config: TaskConfig) -> dict[str, Column]:
+        """A text, whose words are what stands between spaces."""
+        return {"text": Column(("text", "sentence"))}
+
+    def unlabelled(self, texts: Mapping[str, Any], name: str) -> Tree:
+        """A sentence whose tree is not known."""
+        words = tuple(texts["text"].split())
+        n = len(words)
+        return _without_tree(ParsedSentence(name, words, ("X",) * n, (0,) * n, ("_",) * n))
+
+    def read_unlabelled(self, path: Path, config: TaskConfig) -> list[Tree]:
+        """The words of the sentences in CoNLL-U, whose trees are not looked at."""
+        return [_without_tree(one) for one in self._treebank.read_unlabelled(path, config)]
+
+    def answers(
+        self, logits: Logits, config: TaskConfig, threshold: float | None
+    ) -> list[Mapping[str, Any]]:
+        """Words of each sentence with ``heads`` and ``relations``, both as one text in ``answer``.
+
+        Heads are numbers of words, from 1, and 0 of the root; a word without a token in its window
+        has None, and no relation.
+        """
+        return [
+            {
+                "answer": named(written(heads, labels), config.classes),
+                "words": list(item.sentence.words),
+                "heads": heads,
+                "relations": [config.classes[x] if x >= 0 else None for x in labels],
+            }
+            for item, heads, labels in _parses(logits)
+        ]
+
     def score(self, dev: Logits, tune: Logits | None) -> Scores:
         """UAS and LAS in per cent of all words, and the parses (see `attachment`).
 
         Raises:
             InputError: the logits are not finite.
         """
-        windows = dev.windows
-        marks = windows.marks["words"]
-        ends = np.cumsum(windows.n_tokens, dtype=np.int64)
-        arc, word = 0, 0
-        predictions, counts = {}, []
-        for index, begin, end in zip(
-            windows.item_index, ends - windows.n_tokens, ends, strict=True
-        ):
-            item = windows.items[index]
-            seen = marks[begin:end][marks[begin:end] >= 0]
-            n = len(seen)
-            heads = best_tree(dev.arrays["arcs"][arc : arc + n * (n + 1)].reshape(n, n + 1))
-            labels = dev.arrays["relations"][word : word + n].argmax(axis=1)
-            arc, word = arc + n * (n + 1), word + n
-            numbers = np.append(0, seen + 1)  # of the words that were seen, behind the root
-            said: list[int | None] = [None] * len(item.labels)
-            relation = [-1] * len(item.labels)
-            for at, head, label in zip(seen, heads, labels, strict=True):
-                said[at], relation[at] = int(numbers[head]), int(label)
-            predictions[item.id] = written(said, relation)
+        predictions, counts, unseen = {}, [], 0
+        for item, heads, labels in _parses(dev):
+            predictions[item.id] = written(heads, labels)
             counts.append(attached(predictions[item.id], item))
+            unseen += heads.count(None)
         total = sum(count.words for count in counts)
         metrics: dict[str, int | float] = {
             "uas": 100 * sum(count.heads for count in counts) / total,
             "las": 100 * sum(count.labelled for count in counts) / total,
-            "majority": commonest_arc(windows.items),
+            "majority": commonest_arc(dev.windows.items),
             "total": len(counts),
             "words": total,
-            "unseen": total - word,
+            "unseen": unseen,
         }
         return Scores({"argmax": {"threshold": None, "metrics": metrics}}, predictions, {})
 

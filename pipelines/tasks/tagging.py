@@ -102,6 +102,7 @@ class TaggingTask(Task):
     ratios = ("entity_f1", "accuracy")
     words = ("sentences", "sentences")
     linked = True
+    forms = COLUMNS
     schema: ClassVar[Mapping[str, Any]] = {
         "id": pa.string(),
         "text": pa.string(),

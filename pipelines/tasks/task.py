@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy.typing as npt
@@ -71,6 +72,8 @@ class Task(ABC):
     """Type of an item, a NamedTuple; not needed of a task with an `items_of` of its own."""
     schema: ClassVar[Mapping[str, Any]] = {}
     """The fields of an item that a store keeps, with their types in Arrow."""
+    forms: ClassVar[tuple[str, ...]] = ()
+    """Forms of files whose items `read_unlabelled` reads; others have a row for each item."""
     tunes: bool = False
     """Whether scoring fits something, a threshold, on the split ``tune``."""
 
@@ -276,6 +279,18 @@ class Task(ABC):
         """
         raise self._answers_nothing()
 
+    def read_unlabelled(self, path: Path, config: TaskConfig) -> list[Any]:
+        """Read the items of a file in one of `forms`, whose labels are not looked at.
+
+        Args:
+            path: Path of the file.
+            config: Settings of the task.
+
+        Raises:
+            InputError: The file is missing or malformed.
+        """
+        return list(self.read(str(path), "all", config).items)
+
     def answers(
         self, logits: Logits, config: TaskConfig, threshold: float | None
     ) -> list[Mapping[str, Any]]:
@@ -297,9 +312,8 @@ class Task(ABC):
 
     def _answers_nothing(self) -> InputError:
         return InputError(
-            f"{self.name} is no task that answers texts: there are predictions for questions over "
-            "contexts, for the classes and scores of sentences and pairs, and for the tags of "
-            "words; a task of your own defines inputs, unlabelled and answers"
+            f"{self.name} is no task that answers texts: `bertvision predict` takes those that an "
+            "encoder is fine-tuned on; a task of your own defines inputs, unlabelled and answers"
         )
 
     @abstractmethod

@@ -88,11 +88,13 @@ def blocks(text: str) -> Iterator[Block]:
         yield Block(lines)
 
 
-def parse(block: Block) -> ParsedSentence:
+def parse(block: Block, *, labelled: bool = True) -> ParsedSentence:
     """Read a sentence.
 
     Args:
         block: its lines.
+        labelled: Whether words must have their UPOS, HEAD and DEPREL; otherwise those there are
+            are not read, and the sentence has ``X``, 0 and ``_`` in their place.
 
     Raises:
         InputError: a line is malformed, or the words are no tree. Begins with the number of the
@@ -105,8 +107,9 @@ def parse(block: Block) -> ParsedSentence:
         _refuse(late, "is a comment behind a word; comments stand in front of their sentence")
     if not rows:
         _refuse(comments[-1], "is a comment without a sentence: take the blank line behind it out")
-    words = _words(rows)
-    _check_tree(words)
+    words = _words(rows, labelled=labelled)
+    if labelled:
+        _check_tree(words)
     named = [match[1] for line in comments if (match := _SENT_ID.fullmatch(line.text))]
     return ParsedSentence(
         named[0] if named else f"line {rows[0].number}",
@@ -125,7 +128,7 @@ class _Word(NamedTuple):
     relation: str
 
 
-def _words(rows: Sequence[Line]) -> list[_Word]:
+def _words(rows: Sequence[Line], *, labelled: bool) -> list[_Word]:
     """The words of a sentence; lines of multiword tokens and empty nodes are checked alone."""
     words: list[_Word] = []
     covered, empty = 0, 0
@@ -149,7 +152,7 @@ def _words(rows: Sequence[Line]) -> list[_Word]:
                 )
             empty += 1
         else:
-            words.append(_word(line, fields, len(words) + 1))
+            words.append(_word(line, fields, len(words) + 1, labelled=labelled))
             empty = 0
     if not words:
         _refuse(rows[0], "begins a sentence without words")
@@ -158,7 +161,7 @@ def _words(rows: Sequence[Line]) -> list[_Word]:
     return words
 
 
-def _word(line: Line, fields: list[str], number: int) -> _Word:
+def _word(line: Line, fields: list[str], number: int, *, labelled: bool) -> _Word:
     form, upos, head, relation = (
         fields[FIELDS.index(x)] for x in ("FORM", "UPOS", "HEAD", "DEPREL")
     )
@@ -171,6 +174,8 @@ def _word(line: Line, fields: list[str], number: int) -> _Word:
         )
     if not form or form != form.strip():
         _refuse(line, f"the FORM {form!r} must have characters, and no space around them")
+    if not labelled:
+        return _Word(line, form, "X", 0, "_")
     if upos not in UPOS:
         _refuse(line, f"the UPOS {upos!r} must be one of {', '.join(UPOS)}")
     if head != "0" and not _NUMBER.fullmatch(head):
@@ -302,17 +307,27 @@ class TreebankTask(FeaturesTask):
         Raises:
             InputError: it is missing or malformed; names file, line and value.
         """
-        path = self._find(source, split)
+        return self._sentences(self._find(source, split), config)
+
+    def read_unlabelled(self, path: Path, config: TaskConfig) -> list[ParsedSentence]:
+        """Read the words of a file's sentences alone (see `parse`).
+
+        Raises:
+            InputError: it is missing or malformed; names file, line and value.
+        """
+        return list(self._sentences(path, config, labelled=False).items)
+
+    def _sentences(self, path: Path, config: TaskConfig, *, labelled: bool = True) -> TaskData:
         text, digest = read_text(path)
-        found = Collector(str(path), skip_bad=config.skip_bad, noun="sentence")
+        collected = Collector(str(path), skip_bad=config.skip_bad, noun="sentence")
         for block in blocks(text):
             sentence = None
-            with found.part(""):
-                sentence = parse(block)
+            with collected.part(""):
+                sentence = parse(block, labelled=labelled)
             if sentence is not None:
-                with found.part(place := f"line {block.lines[0].number}"):
-                    found.take(sentence, place)
-        return found.data(digest)
+                with collected.part(place := f"line {block.lines[0].number}"):
+                    collected.take(sentence, place)
+        return collected.data(digest)
 
     def windows(
         self, items: Sequence[ParsedSentence], tokenizer: Any, config: TaskConfig

@@ -13,6 +13,7 @@ from bertvision.errors import InputError, UnknownNameError
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.models import Kind
+from bertvision.pipelines.prediction.source import BERT
 from bertvision.pipelines.reading import StoredName
 from bertvision.pipelines.readouts.directions import SavedProbe
 from bertvision.pipelines.report.errors import answer_text
@@ -22,6 +23,7 @@ from bertvision.pipelines.results.systems import find_system
 from bertvision.pipelines.tasks.logits import Logits, WindowIndex
 from bertvision.pipelines.tasks.scores import headline
 from bertvision.pipelines.tasks.squad.decoding import decode
+from bertvision.pipelines.tasks.task import Task
 from bertvision.pipelines.training.evaluate import run_over
 from bertvision.pipelines.training.trained_head import (
     LoadedHead,
@@ -42,12 +44,14 @@ _MOST_CLASSES = 24  # columns that can be looked at beside each other
 
 
 class Head(NamedTuple):
-    """A trained head that reads the states of a page."""
+    """A trained head that reads the states of a page, or another system that was scored on them."""
 
     name: str
     trained_on: str
-    kind: Kind
-    loaded: LoadedHead
+    kind: Kind | None
+    loaded: LoadedHead | None
+    """Both are None of the encoder's own output layer and of an ensemble, of which errors alone are
+    shown."""
 
 
 class Error(NamedTuple):
@@ -68,7 +72,8 @@ def find(space: Workspace, split: ActivationSplit, text: str) -> Head:
         space: Workspace with the head.
         split: Split that it is to read.
         text: ``NAME``, or ``NAME:TRAINED_ON``; without a snapshot that of the split is meant, or
-            the only other one.
+            the only other one. ``bert`` is the encoder's own output layer, and ``max-…`` or
+            ``mean-…`` an ensemble.
 
     Raises:
         UnknownNameError: there is no such head, or several are meant.
@@ -76,7 +81,7 @@ def find(space: Workspace, split: ActivationSplit, text: str) -> Head:
         ProvenanceError: the states are not such as the head was trained on.
         WorkspaceError: the head is damaged.
     """
-    tag, (run, tags) = str(split.tag), _parsed(text)
+    tag, (named, tags) = str(split.tag), _parsed(text)
     if len(tags) > 2 or tags[1:] not in ([], [tag]):
         raise InputError(f"--head {text}: the page is of {split.name}, so that {tag} is read")
     if StoredName.parse(split.split).dataset is not None:
@@ -84,6 +89,16 @@ def find(space: Workspace, split: ActivationSplit, text: str) -> Head:
             f"--head {text}: {split.name} is of other data than the heads were trained on: "
             "`bertvision probe` trains probes on them"
         )
+    if named == BERT or (named.startswith(("max-", "mean-")) and "+" in named):
+        name = StoredName.parse(split.split).split
+        result = find_system(
+            read_results(space, name, []),
+            named,
+            trained_on=tags[0] if tags else None,
+            checkpoint=tag,
+        )
+        return Head(named, result.trained_on, None, None)
+    run = Run.parse(named)
     if tags:
         source = tags[0]
     else:
@@ -95,12 +110,12 @@ def find(space: Workspace, split: ActivationSplit, text: str) -> Head:
     return Head(run.name, source, kind, loaded)
 
 
-def _parsed(text: str) -> tuple[Run, list[str]]:
-    """A head, perhaps a class of one's own with a colon in its name, and the snapshots behind."""
+def _parsed(text: str) -> tuple[str, list[str]]:
+    """A system, perhaps a class of one's own with a colon in its name, and the snapshots behind."""
     parts, tags = text.split(":"), list[str]()
     while len(parts) > 1 and SnapshotTag.is_valid(parts[-1]):
         tags.insert(0, parts.pop())
-    return Run.parse(":".join(parts)), tags
+    return ":".join(parts), tags
 
 
 def probabilities(
@@ -118,6 +133,11 @@ def probabilities(
         A measure with a column for start and end, or for each class; or the reason why there is
         none.
     """
+    if head.loaded is None or head.kind is None:
+        return (
+            f"{head.name} has no probability of a token here: it does not read the store, and its "
+            "errors alone are shown."
+        )
     reads = HEAD_TOKENS[head.kind]
     if reads != StoredName.parse(split.split).tokens:
         return (
@@ -126,7 +146,7 @@ def probabilities(
             f" (`{StoredName(StoredName.parse(split.split).split, reads).name}`)."
         )
     task = task_of_kind(head.kind, space.config.task.name)
-    (outputs,) = _run(space, split, head, examples)
+    outputs = _run(head.loaded, task, split, examples)
     if head.kind == "span":
         cuts = np.cumsum(split.plan.n_tokens[examples], dtype=np.int64)[:-1]
         sides = [
@@ -174,18 +194,19 @@ def probe_measure(
 
 
 def _run(
-    space: Workspace, split: ActivationSplit, head: Head, examples: Ints
-) -> list[dict[str, npt.NDArray[np.float32]]]:
-    task = task_of_kind(head.kind, space.config.task.name)
-    return run_over(
-        [head.loaded.module],
+    loaded: LoadedHead, task: Task, split: ActivationSplit, examples: Ints
+) -> dict[str, npt.NDArray[np.float32]]:
+    """Logits of a head on examples of a split, as `run_over` gives them."""
+    (outputs,) = run_over(
+        [loaded.module],
         task,
         split,
         "32",
-        f"{head.name} on {split.name}",
-        layers=head.loaded.config.layers,
+        f"{loaded.config.run.name} on {split.name}",
+        layers=loaded.config.layers,
         examples=examples,
     )
+    return outputs
 
 
 def errors(
@@ -207,7 +228,6 @@ def errors(
         WorkspaceError: predictions are missing, damaged or of other data.
     """
     name = StoredName.parse(split.split).split
-    again = evaluation_command(head.loaded.config.run.text, head.trained_on, str(split.tag), name)
     try:
         result = find_system(
             read_results(space, name, []),
@@ -216,6 +236,10 @@ def errors(
             checkpoint=str(split.tag),
         )
     except UnknownNameError:
+        if head.loaded is None:
+            raise
+        run = head.loaded.config.run.text
+        again = evaluation_command(run, head.trained_on, str(split.tag), name)
         return [], f"{head.name} was not scored on {split.tag}/{name}: `{again}` scores it."
     rows = answer_rows(space, result)
     metrics = [name for name in headline(result.rules) if name in rows[0]]
@@ -227,21 +251,24 @@ def errors(
     drawn = np.random.default_rng(seed).permutation(wrong)[:MOST_ERRORS]
     chosen = [rows[i] for i in np.sort(drawn).tolist()]
     items = {item.id: item for item in space.dataset().items(name)}
-    starts = _starts(space, split, head, chosen) if "exact" in metrics and chosen else {}
+    starts: dict[str, int | None] = {}
+    if "exact" in metrics and chosen and head.loaded is not None:
+        starts = _starts(space, split, head.loaded, chosen)
     sentence = f"{head.name} is wrong on {len(wrong):,} of {len(rows):,}"
     sentence += f": {len(chosen)} drawn with seed {seed}." if len(chosen) < len(wrong) else "."
     return [_error(row, items[row["id"]], starts.get(row["id"])) for row in chosen], sentence
 
 
 def _starts(
-    space: Workspace, split: ActivationSplit, head: Head, rows: Sequence[dict[str, Any]]
+    space: Workspace, split: ActivationSplit, loaded: LoadedHead, rows: Sequence[dict[str, Any]]
 ) -> dict[str, int | None]:
     """The first character of each answer in its context, from the head's logits of the windows."""
-    items = task_of_kind(head.kind, space.config.task.name).items_of(split.table())
+    task = task_of_kind("span", space.config.task.name)
+    items = task.items_of(split.table())
     wanted = {row["id"]: row["answer"] for row in rows}
     index = np.flatnonzero([item.id in wanted for item in items])
     examples = np.flatnonzero(np.isin(split.table_rows, index)).astype(np.int64)
-    (outputs,) = _run(space, split, head, examples)
+    outputs = _run(loaded, task, split, examples)
     lengths = split.plan.n_tokens[examples].astype(np.int64)
     before = np.cumsum(lengths) - lengths
     places = np.repeat(split.plan.first_token[examples] - before, lengths)

@@ -246,6 +246,11 @@ def adopted_output(
         )
     if choice.origin == "new":
         theirs = list((checkpoint.config.id2label or {}).values())
+        if classes:
+            raise InputError(
+                f"--classes {','.join(classes)}: the classes of the data are "
+                f"{', '.join(task.classes)}; name these, in the order of the outputs of {name}"
+            )
         raise InputError(
             f"the outputs of {name} are called {', '.join(map(str, theirs))}, and the classes of "
             f"the data {', '.join(task.classes)}: where they are the same by other names, give "

@@ -15,6 +15,7 @@ arXiv:1705.02364, section 3.2) compare sentences: (u, v, |u − v|, u ∗ v).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -132,8 +133,32 @@ class PhraseTask(SentenceTask):
     }
 
     def inputs(self, config: TaskConfig) -> dict[str, Column]:
-        """Refused: phrases are marked in their sentences, as no typed text is."""
-        return super(SentenceTask, self).inputs(config)
+        """Both sentences and the places of their phrases, which brackets may mark instead."""
+        place = Column((), "json", optional=True)
+        return {
+            "text": Column(("text",)),
+            "pair": Column(("pair",)),
+            "first": place._replace(names=("first",)),
+            "second": place._replace(names=("second",)),
+        }
+
+    def unlabelled(self, texts: Mapping[str, Any], name: str) -> PhrasePair:  # type: ignore[override]
+        """A pair of phrases whose class is not known.
+
+        Args:
+            texts: ``text`` and ``pair`` with ``first`` and ``second``; or with brackets around the
+                phrase, ``he [passed away]``.
+            name: Id of the item.
+
+        Raises:
+            InputError: A phrase is not marked, or not inside its sentence.
+        """
+        if "first" in texts or "second" in texts:
+            text, pair = texts["text"], texts["pair"]
+            first, second = _span(texts, "first", text), _span(texts, "second", pair)
+        else:
+            (text, first), (pair, second) = _bracketed(texts["text"]), _bracketed(texts["pair"])
+        return PhrasePair(name, text, pair, first, second, -1)
 
     def splits(self, source: str) -> tuple[str, ...]:
         """The splits of a folder, of train, dev and test; the split of a file by its name."""
@@ -228,8 +253,20 @@ def _checked(raw: RawSentence) -> RawSentence:
     return raw._replace(extra=spans)
 
 
-def _span(row: dict[str, Any], key: str, text: str) -> Span:
-    value = row[key]
+def _bracketed(text: str) -> tuple[str, Span]:
+    """A sentence without the brackets around its phrase, and the place of the phrase."""
+    match = re.fullmatch(r"([^][]*)\[([^][]*[^][\s][^][]*)\]([^][]*)", text.strip())
+    if match is None:
+        raise InputError(
+            f"{text!r:.80} marks no phrase: put one pair of brackets around it, as in 'he [passed "
+            "away]', or give its characters [begin, end) as first and second in .jsonl"
+        )
+    before, phrase, behind = match.groups()
+    return before + phrase + behind, (len(before), len(before) + len(phrase))
+
+
+def _span(row: Mapping[str, Any], key: str, text: str) -> Span:
+    value = row.get(key)
     if (
         not isinstance(value, list)
         or [type(x) for x in value] != [int, int]

@@ -24,7 +24,7 @@ from bertvision.errors import InputError
 from bertvision.pipelines.tasks.data import TaskConfig, TaskData
 from bertvision.pipelines.tasks.soundness import Example
 from bertvision.pipelines.tasks.source import named_split, on_hub, only_file
-from bertvision.pipelines.tasks.squad.read import FORMS, Answer, Question, load_squad
+from bertvision.pipelines.tasks.squad.read import FORMS, Answer, Question, load_squad, read_squad
 from bertvision.pipelines.tasks.tables import Column
 from bertvision.pipelines.tasks.task import Labels, Task
 from bertvision.pipelines.tasks.windows import Template, TextTokens, Windows, require_fast, tokenise
@@ -201,6 +201,7 @@ class QuestionTask(Task):
         "answerable_only",
     )
     words = ("contexts", "questions")
+    forms = (".json",)
     schema: ClassVar[Mapping[str, Any]] = {
         "id": pa.string(),
         "question": pa.string(),
@@ -254,6 +255,10 @@ class QuestionTask(Task):
             max_question_length=config.max_question_length,
             overlap=config.overlap,
         )
+
+    def read_unlabelled(self, path: Path, config: TaskConfig) -> list[Any]:
+        """The questions of a file in the form of SQuAD, whose answers are not looked at."""
+        return list(read_squad(path, skip_bad=config.skip_bad, labelled=False).questions)
 
     def inputs(self, config: TaskConfig) -> dict[str, Column]:
         """A question and its context."""

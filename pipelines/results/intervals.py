@@ -41,6 +41,49 @@ class _Items(NamedTuple):
     known: dict[tuple[int, str], tuple[float, float]]
     """Exact match and F1 of a text on a row: systems often give the same answer."""
 
+    @classmethod
+    def of(cls, items: Sequence[Any], task: Task) -> _Items:
+        """Items of a task, in clusters that share a text."""
+        return cls(items, task, cluster_numbers([task.group(item) for item in items]), {})
+
+
+def score_intervals(
+    task: Task,
+    items: Sequence[Any],
+    systems: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]],
+    *,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> list[dict[str, tuple[float, float]]]:
+    """The 95 % intervals of the metrics of systems, all on the same draws (see `add_intervals`).
+
+    Args:
+        task: Task of the items.
+        items: Items with what is right.
+        systems: Metrics of each system, and its answers by id, as in `Scores.predictions`.
+        resamples: Number of draws.
+        seed: Seed of the draws.
+
+    Returns:
+        Lower and upper end by metric, in per cent, of each system.
+    """
+    answered = _Items.of(items, task)
+    sums = {
+        str(number): {
+            name: _by_cluster(terms, answered.member)
+            for name, terms in _terms(metrics, said, answered).items()
+        }
+        for number, (metrics, said) in enumerate(systems)
+    }
+    drawn = _drawn(sums, answered.member, resamples, seed)
+    return [
+        {metric: (float(low), float(high)) for metric, (low, high) in ends.items()}
+        for ends in (
+            {metric: percentiles(scores) for metric, scores in by_metric.items()}
+            for by_metric in drawn.values()
+        )
+    ]
+
 
 def add_intervals(
     workspace: Workspace,
@@ -77,8 +120,7 @@ def add_intervals(
     except (BertvisionError, OSError) as error:
         log.warning("scores stand without intervals, which the data are needed for: %s", error)
         return
-    member = cluster_numbers([data.task.group(item) for item in items])
-    answered = _Items(items, data.task, member, {})
+    answered = _Items.of(items, data.task)
     sums: dict[str, dict[str, Floats]] = {}
     for file in dict.fromkeys(file for row in rows for file in row["file"].split("; ")):
         if (by_file[file].folder / "predictions.json").is_file():
@@ -86,7 +128,7 @@ def add_intervals(
                 sums[file] = _sums(by_file[file], answered)
     if not sums:
         return
-    drawn = _drawn(sums, member, resamples, seed)
+    drawn = _drawn(sums, answered.member, resamples, seed)
     random = np.random.default_rng(seed + 1)
     for row in rows:
         files = row["file"].split("; ")
@@ -113,8 +155,24 @@ def _sums(result: Result, answered: _Items) -> dict[str, Floats]:
     Raises:
         WorkspaceError: the answers are damaged, or of other data.
     """
-    metrics = headline(result.rules)
-    said = read_predictions(result, answered.items)
+    values = _terms(headline(result.rules), read_predictions(result, answered.items), answered)
+    for name, terms in values.items():
+        whole = terms.sum(axis=0, keepdims=True)
+        score = _OF_TERMS[terms.shape[1]](whole, np.array([len(answered.items)]))
+        check_recorded(result, name, float(score[0]))
+    return {name: _by_cluster(terms, answered.member) for name, terms in values.items()}
+
+
+def _terms(
+    metrics: Mapping[str, Any], said: Mapping[str, Any], answered: _Items
+) -> dict[str, Floats]:
+    """By metric, (items, terms) what the metric is made of.
+
+    Args:
+        metrics: Metrics of the system, by which its kind is told.
+        said: Answers by id.
+        answered: Items that were answered.
+    """
     values: dict[str, Floats] = {}
     if answered.task.ratios:
         parts = [answered.task.parts(item, said[item.id]) for item in answered.items]
@@ -135,11 +193,7 @@ def _sums(result: Result, answered: _Items) -> dict[str, Floats]:
             x, y = answers - answers.mean(), gold - gold.mean()
             name = "pearson" if "pearson" in metrics else "matthews"
             values[name] = np.stack([x, y, x * x, y * y, x * y], axis=1)
-    for name, terms in values.items():
-        whole = terms.sum(axis=0, keepdims=True)
-        score = _OF_TERMS[terms.shape[1]](whole, np.array([len(answered.items)]))
-        check_recorded(result, name, float(score[0]))
-    return {name: _by_cluster(terms, answered.member) for name, terms in values.items()}
+    return values
 
 
 def _span(answered: _Items, row: int, text: str) -> tuple[float, float]:
