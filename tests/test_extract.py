@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -120,6 +121,29 @@ def test_the_same_again_writes_nothing_and_finds_all_whole(workspace: Workspace)
         split.verify() == []
         for split in map(lambda s: workspace.split("1e", s), ("train", "tune", "dev"))
     )
+
+
+def test_a_transform_has_the_error_asked_for_and_is_extracted_again_bit_for_bit(
+    workspace: Workspace, tmp_path: Path
+) -> None:
+    """Layers of an encoder, coded together: shards of an interrupted extraction are the same."""
+    space = workspace.at(str(tmp_path / "coded"))
+    asked: dict[str, Any] = {"encoding": "transform:1e-1", "precision": "32", "shard_tokens": 512}
+    (done,) = extract(space, "1e", splits=["dev"], **asked)
+    assert all(0.05 < error["largest"] < 0.15 for error in done.encoding_error.values())
+    split, true = space.split("1e", "dev"), workspace.split("1e", "dev")
+    assert split.record.encoding == "transform:0.1"
+    assert split.verify() == []
+    states = torch.cat([true[i] for i in range(len(true))])
+    lost = torch.cat([split[i] for i in range(len(split))]) - states
+    assert float((lost / states.std(dim=0)).square().mean().sqrt()) < 0.12
+    path = shard_path(split, "hidden_states", 1)
+    before = path.read_bytes()
+    record_path(split, 1).unlink()
+    path.write_bytes(b"")
+    (again,) = extract(space, "1e", splits=["dev"], **asked)
+    assert again.shards_written == 1
+    assert path.read_bytes() == before
 
 
 def test_a_lost_shard_is_computed_again_bit_for_bit(workspace: Workspace, tmp_path: Path) -> None:

@@ -227,6 +227,8 @@ def test_an_error_that_makes_no_sense_is_refused(name: str) -> None:
 def test_it_has_one_name_and_compresses_alone(tmp_path: Path) -> None:
     assert get_encoding("transform:5e-2").name == "transform:0.05"
     assert not any(encoding.transformed for encoding in ENCODINGS.values())
+    with pytest.raises(InputError, match="4096 channels at most, not 5120"):
+        get_encoding("transform:0.05").codes_size(5120)
     packed = Made([9, 30], encoding="transform:0.05", compression="zstd")
     with pytest.raises(InputError, match="compresses by itself"):
         packed.write(tmp_path / "store")

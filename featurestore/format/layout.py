@@ -36,6 +36,7 @@ TRANSFORM_ARRAYS = {
 """Types and dimensions of the arrays of a split that the transform is stored as."""
 TRANSFORM_SIZES = {"class": 25, "symbol": 50}
 """Lengths of the dimensions that no split decides."""
+TRANSFORM_MOST_HIDDEN = 4096
 TRANSFORM_ROW_BYTES = 2
 """Bytes of a value that a layer of a shard has room for: where more are needed, float16 is smaller
 and keeps more."""
@@ -109,6 +110,11 @@ class Encoding(NamedTuple):
             raise InputError(
                 f"encoding {self.name} packs {self.packed} channels in a byte and cannot hold "
                 f"{hidden}: choose int8"
+            )
+        if self.transformed and hidden > TRANSFORM_MOST_HIDDEN:
+            raise InputError(
+                f"encoding {self.name} takes {TRANSFORM_MOST_HIDDEN} channels at most, not "
+                f"{hidden}, as its matrices are of channels by channels: choose int8 or int4"
             )
         return hidden // self.packed
 
