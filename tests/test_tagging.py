@@ -29,6 +29,7 @@ from bertvision.pipelines.tasks.tagging import (
     tag_groups,
 )
 from bertvision.pipelines.tasks.task import load_task
+from bertvision.pipelines.view.head import error_of
 from bertvision.pipelines.workspace.workspace import Workspace
 
 CONFIG = TaskConfig(name="tagging", max_length=40)
@@ -258,6 +259,17 @@ def test_answers_stand_beside_the_gold_tags_and_a_page_shows_the_heads_classes(
     data = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
     (kept,) = (m for m in data["measures"] if m["over"] == "class")
     assert kept["columns"] == list(space.items("dev")[0].classes)
+
+
+def test_an_error_on_a_page_has_the_words_whose_tags_differ() -> None:
+    item = TaggedSentence("a", ("Anna", "of", "Oslo"), ("B-PER", "O", "B-LOC"), ())
+    row = {"gold": "B-PER O B-LOC", "answer": "B-PER B-LOC O"}
+    error = error_of(row, item, None)
+    assert (error.title, error.gold, error.answer) == (
+        "Anna of Oslo",
+        "of/O Oslo/B-LOC",
+        "of/B-LOC Oslo/O",
+    )
 
 
 def test_texts_are_answered_as_they_were_scored_and_as_the_pipeline_does(
