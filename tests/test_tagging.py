@@ -320,7 +320,9 @@ def test_texts_are_answered_as_they_were_scored_and_as_the_pipeline_does(
     assert [tuple(row["words"]) for row in rows] == [item.words for item in items]
     scored = done("evaluate", "bert:6e", "--data", space.dataset().source("dev"), "-w", space.root)
     assert "entity F1" in scored
-    assert np.isfinite(float(scored.splitlines()[1].split()[4]))
+    f1, interval = scored.splitlines()[1].split()[5:7]
+    assert np.isfinite(float(f1))
+    assert interval.startswith("(")
 
 
 def test_a_file_of_tags_is_scored_as_conlleval_does(tmp_path: Path) -> None:
