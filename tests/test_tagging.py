@@ -29,6 +29,7 @@ from bertvision.pipelines.tasks.tagging import (
     tag_groups,
 )
 from bertvision.pipelines.tasks.task import load_task
+from bertvision.pipelines.view.head import error_of
 from bertvision.pipelines.workspace.workspace import Workspace
 
 CONFIG = TaskConfig(name="tagging", max_length=40)
@@ -260,6 +261,17 @@ def test_answers_stand_beside_the_gold_tags_and_a_page_shows_the_heads_classes(
     assert kept["columns"] == list(space.items("dev")[0].classes)
 
 
+def test_an_error_on_a_page_has_the_words_whose_tags_differ() -> None:
+    item = TaggedSentence("a", ("Anna", "of", "Oslo"), ("B-PER", "O", "B-LOC"), ())
+    row = {"gold": "B-PER O B-LOC", "answer": "B-PER B-LOC O"}
+    error = error_of(row, item, None)
+    assert (error.title, error.gold, error.answer) == (
+        "Anna of Oslo",
+        "of/O Oslo/B-LOC",
+        "of/B-LOC Oslo/O",
+    )
+
+
 def test_texts_are_answered_as_they_were_scored_and_as_the_pipeline_does(
     space: Workspace, tmp_path: Path
 ) -> None:
@@ -308,7 +320,9 @@ def test_texts_are_answered_as_they_were_scored_and_as_the_pipeline_does(
     assert [tuple(row["words"]) for row in rows] == [item.words for item in items]
     scored = done("evaluate", "bert:6e", "--data", space.dataset().source("dev"), "-w", space.root)
     assert "entity F1" in scored
-    assert np.isfinite(float(scored.splitlines()[1].split()[4]))
+    f1, interval = scored.splitlines()[1].split()[5:7]
+    assert np.isfinite(float(f1))
+    assert interval.startswith("(")
 
 
 def test_a_file_of_tags_is_scored_as_conlleval_does(tmp_path: Path) -> None:

@@ -302,7 +302,8 @@ def test_directions_are_drawn_and_their_top_tokens_named(
     assert np.abs(found.numbers("channel 2") - states[..., 2]).max() <= found.step("channel 2")
     assert found.inside("summary") == ["others 0", "others 1", "truth", "channel 2"]
     values = np.sort(states[:, 1] @ vectors[1].astype(np.float64))[::-1][:20]
-    shown = [float(text) for text in found.inside("span") if re.fullmatch(r"-?\d+\.\d{3}", text)]
+    spans = [text.replace("−", "-") for text in found.inside("span")]
+    shown = [float(text) for text in spans if re.fullmatch(r"-?\d+\.\d{3}", text)]
     assert shown[:20] == pytest.approx(values.tolist(), abs=6e-4)
 
 

@@ -233,6 +233,10 @@ class TaggingTask(Task):
         words = tuple(texts["text"].split())
         return TaggedSentence(name, words, ("",) * len(words), ())
 
+    def read_unlabelled(self, path: Path, config: TaskConfig) -> list[TaggedSentence]:
+        """The sentences of a file in columns; its tags need not be those that are told."""
+        return super().read_unlabelled(path, config.model_copy(update={"classes": ()}))
+
     def answers(
         self, logits: Logits, config: TaskConfig, threshold: float | None
     ) -> list[Mapping[str, Any]]:

@@ -23,6 +23,7 @@ from bertvision.pipelines.results.systems import find_system
 from bertvision.pipelines.tasks.logits import Logits, WindowIndex
 from bertvision.pipelines.tasks.scores import headline
 from bertvision.pipelines.tasks.squad.decoding import decode
+from bertvision.pipelines.tasks.tagging import TaggedSentence
 from bertvision.pipelines.tasks.task import Task
 from bertvision.pipelines.training.evaluate import run_over
 from bertvision.pipelines.training.trained_head import (
@@ -256,7 +257,7 @@ def errors(
         starts = _starts(space, split, head.loaded, chosen)
     sentence = f"{head.name} is wrong on {len(wrong):,} of {len(rows):,}"
     sentence += f": {len(chosen)} drawn with seed {seed}." if len(chosen) < len(wrong) else "."
-    return [_error(row, items[row["id"]], starts.get(row["id"])) for row in chosen], sentence
+    return [error_of(row, items[row["id"]], starts.get(row["id"])) for row in chosen], sentence
 
 
 def _starts(
@@ -283,13 +284,28 @@ def _starts(
     }
 
 
-def _error(row: dict[str, Any], item: Any, start: int | None) -> Error:
+def error_of(row: dict[str, Any], item: Any, start: int | None) -> Error:
+    """An error as a page shows it; of tags only the words whose tags differ.
+
+    Args:
+        row: Answer to the item (`answer_rows`).
+        item: Item of the task.
+        start: First character of the answer in its context; None where it is not known.
+    """
     gold, answer = answer_text(row["gold"]), answer_text(row["answer"])
     if "question" in row:
         spans = [("gold", a.answer_start, a.answer_start + len(a.text)) for a in item.answers[:1]]
         if start is not None and isinstance(row["answer"], str):
             spans.append(("predicted", start, start + len(row["answer"])))
         return Error(row["question"], marked(row["context"], spans), gold, answer)
+    if isinstance(item, TaggedSentence):
+        told = str(row["answer"]).split(" ")
+        differ = [
+            (f"{word}/{tag}", f"{word}/{other}")
+            for word, tag, other in zip(item.words, item.tags, told, strict=True)
+            if tag != other
+        ]
+        return Error(item.text, [], *(" ".join(words) for words in zip(*differ, strict=True)))
     second = row.get("pair") or " / ".join(row.get("phrases", ()))
     return Error(row["text"], [(second, "")] if second else [], gold, answer)
 

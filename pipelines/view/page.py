@@ -290,7 +290,12 @@ def _top(
 ) -> Top:
     values = direction.values([[token.score] for token in tokens]).ravel().tolist()
     rows = [
-        (f"{value:.3f}", t.example, t.position, names.context(t.example, t.position))
+        (
+            f"{value:.3f}".replace("-", "−"),
+            t.example,
+            t.position,
+            names.context(t.example, t.position),
+        )
         for value, t in zip(values, tokens, strict=True)
         if value > 0 or direction.thresholds is None  # a latent that is off
     ]
