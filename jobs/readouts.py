@@ -34,6 +34,7 @@ from bertvision.pipelines.plotting import Chart, curves
 from bertvision.pipelines.reading import (
     Layers,
     Names,
+    Tag,
     Tags,
     parse_choice,
     parse_layers,
@@ -191,7 +192,7 @@ class Probes(Rows[Row]):
         *,
         kind: DirectionKind = "probe",
         dataset: str | None = None,
-        tag: str | None = None,
+        tag: Tag | None = None,
         pooling: str | None = None,
     ) -> npt.NDArray[np.float32]:
         """A direction in the space of the hidden states, towards a class.
@@ -203,7 +204,7 @@ class Probes(Rows[Row]):
             kind: ``probe`` takes the weights of the linear probe (of the first fold, where there
                 are several), ``means`` the mean vectors of the classes.
             dataset: Data set of the probe, where there are several.
-            tag: Snapshot, likewise.
+            tag: Snapshot, likewise, such as 0.3e or 0.3.
             pooling: Pooling, likewise.
 
         Returns:
@@ -214,7 +215,8 @@ class Probes(Rows[Row]):
                 class or kind.
             WorkspaceError: the file of the weights is gone or changed.
         """
-        wanted = {"dataset": dataset, "tag": tag, "pooling": pooling}
+        tags = (None,) if tag is None else parse_tags(tag)
+        wanted = {"dataset": dataset, "tag": tags[0], "pooling": pooling}
         meant = [
             (file, probe)
             for file in self._files
@@ -223,14 +225,17 @@ class Probes(Rows[Row]):
             and all(getattr(file, k) == str(v) for k, v in wanted.items() if v is not None)
         ]
         if len(meant) != 1:
-            names = (
-                f"dataset={f.dataset!r}, tag={f.tag!r}, pooling={f.pooling!r}" for f, _ in meant
+            files = [file for file, _ in meant] or self._files
+            names = "; ".join(
+                f"dataset={f.dataset!r}, tag={str(f.tag)!r}, pooling={f.pooling!r}"
+                + ("" if meant else ", layer " + ",".join(layers_text(p.layers) for p in f.probes))
+                for f in files
             )
-            several = "; ".join(names)
+            asked = "".join(f", {k}={str(v)!r}" for k, v in wanted.items() if v is not None)
             raise InputError(
-                f"layer {layer} is of several probes, name one: {several}"
-                if several
-                else f"no probe is of layer {layer} with {wanted}"
+                f"layer {layer} is of several probes, name one: {names}"
+                if meant
+                else f"no probe is of layer {layer}{asked}; there are {names}"
             )
         ((file, probe),) = meant
         if probe.weights is None:

@@ -152,8 +152,20 @@ def test_weights_are_kept_of_probes_that_were_trained_before(space: Workspace) -
     assert file.weights_path(space.root, (1,)).stat().st_mtime_ns == before
     file.weights_path(space.root, (1,)).write_bytes(b"damaged")
     assert job(save=True).direction(1).tolist() == (weight[1] - weight[0]).tolist()
-    with pytest.raises(InputError, match="no probe is of layer 7"):
-        probes.direction(7)
+    assert saved.source == {
+        "dataset": "bigram_shift",
+        "tag": "0e",
+        "pooling": "mean",
+        "layers": "1",
+    }
+    assert (probes.direction(1, tag=0) == probes.direction(1, tag="0e")).all()
+    with pytest.raises(InputError, match=r"layer 7, tag='1e'; there are .*tag='0e'.*layer 0,1,2$"):
+        probes.direction(7, tag=1)
+    three = np.array([[1, 0], [np.nan, np.nan], [0, 1]], np.float32)
+    sparse = SavedProbe({}, three, ("a", "b", "c"))
+    assert sparse.direction("a", "means").tolist() == [1, -1]
+    with pytest.raises(InputError, match="b has no training example"):
+        sparse.direction("b", "means")
     several = bertvision.probe("bigram_shift", options=OPTIONS, workspace=space, precision="32")
     with pytest.raises(InputError, match="pooling='cls'.*pooling='mean'"):
         several.direction(1)

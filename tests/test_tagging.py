@@ -64,6 +64,15 @@ def test_every_form_is_read_as_the_same_sentences(tmp_path: Path, name: str) -> 
     assert items[0].classes == ("O", "B-person", "B-time")
 
 
+def test_a_number_sign_in_front_of_a_sentence_is_a_word_if_it_has_a_tag(tmp_path: Path) -> None:
+    comments = "# of vitamin O\nanna N O\n\n# O\nin B-x\n\n# B-x\n\n# newdoc\n#\nof O\n"
+    (tmp_path / "a.conll").write_text(comments)
+    words = [item.words for item in read(tmp_path / "a.conll")]
+    assert words == [("anna",), ("#", "in"), ("#",), ("of",)]
+    (tmp_path / "b.conll").write_text("# text O\nanna\tB-x\n\n#\tO\n# O\n")
+    assert [item.words for item in read(tmp_path / "b.conll")] == [("anna",), ("#", "#")]
+
+
 def test_columns_are_chosen_by_number_or_name(tmp_path: Path) -> None:
     (tmp_path / "a.conll").write_text("anna NOUN B-person\nran VERB O\n")
     assert read(tmp_path / "a.conll", "2")[0].tags == ("NOUN", "VERB")

@@ -312,7 +312,7 @@ def test_directions_are_drawn_and_their_top_tokens_named(
     [
         ("{", 2, "do not name"),
         ("3", 2, "do not name"),
-        ('["a", "b"]', 3, "a row for each of its 2"),
+        ('{"classes": ["a", "b"]}', 3, "a row for each of its 2"),
     ],
 )
 def test_a_file_that_only_looks_like_a_probe_is_refused(
@@ -320,7 +320,7 @@ def test_a_file_that_only_looks_like_a_probe_is_refused(
 ) -> None:
     path = tmp_path / "odd.safetensors"
     tensors = {"weight": np.ones((2, 32)), "bias": np.ones(bias), "means": np.ones((2, 32))}
-    save_file(tensors, path, {"classes": classes})
+    save_file(tensors, path, {"probe": classes})
     with pytest.raises(InputError, match=message):
         bertvision.view("1e/dev", direction=path, workspace=space)
 
@@ -334,10 +334,21 @@ def test_a_saved_probe_gives_its_probabilities_and_directions(
     bias = random.normal(size=len(classes)).astype(np.float32)
     probe = SavedProbe({"weight": weight, "bias": bias}, means, classes)
     probe.save(tmp_path / "2.safetensors")
+    unlike = probe._replace(source={"tag": "0e", "layers": "1"})
+    unlike.save(tmp_path / "1.safetensors")
+    deep = probe._replace(parameters={**probe.parameters, "hidden_weight": weight})
+    deep.save(tmp_path / "deep.safetensors")
     path = tmp_path / "page.html"
     options: dict[str, Any] = {"direction": tmp_path / "2.safetensors", "output": path}
     bertvision.view("1e/dev", layer=2, workspace=space, **options)
     found = Elements(path)
+    assert "; shown is" not in path.read_text(encoding="utf-8")
+    options["direction"] = tmp_path / "1.safetensors"
+    bertvision.view("1e/dev", layer=2, workspace=space, **options)
+    for note in ("snapshot 0e; shown is snapshot 1e", "layer 1; shown is layer 2"):
+        assert f"was trained on {note}" in path.read_text(encoding="utf-8")
+    with pytest.raises(InputError, match="without --mlp"):
+        read_directions(tmp_path / "deep.safetensors", 32)
     expected = softmax(states[:, 2] @ weight.T + bias, axis=1)
     assert np.abs(found.numbers("probe") - expected).max() < 1e-4
     assert found.inside("summary") == [f"towards {c}" for c in classes[len(classes) == 2 :]]

@@ -8,7 +8,9 @@ arXiv:2310.06824, section 4).
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
@@ -39,6 +41,8 @@ class SavedProbe(NamedTuple):
     """(classes, width) mean vector of the training examples of each class; NaN without any."""
     classes: tuple[str, ...]
     """Names of the classes."""
+    source: Mapping[str, str] = MappingProxyType({})
+    """``dataset``, ``tag``, ``pooling`` and ``layers`` of the vectors that it was trained on."""
 
     def save(self, path: Path) -> str:
         """Write a file of safetensors, whole or not at all.
@@ -53,7 +57,9 @@ class SavedProbe(NamedTuple):
 
         tensors = {**self.parameters, "means": self.means}
         contiguous = {name: np.ascontiguousarray(values) for name, values in tensors.items()}
-        write_durably(path, save(contiguous, {"classes": json.dumps(self.classes)}))
+        # one entry: safetensors writes several in any order, and the file would differ each time
+        metadata = {"probe": json.dumps({"classes": self.classes, **self.source})}
+        write_durably(path, save(contiguous, metadata))
         return sha256_of_files([path])
 
     @classmethod
@@ -76,22 +82,24 @@ class SavedProbe(NamedTuple):
             )
         with safe_open(path, "np") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            classes = tuple(json.loads((file.metadata() or {})["classes"]))
-        return cls(tensors, tensors.pop("means"), classes)
+            source = json.loads((file.metadata() or {})["probe"])
+        classes = tuple(source.pop("classes"))
+        return cls(tensors, tensors.pop("means"), classes, source)
 
     def direction(self, label: str | None = None, kind: DirectionKind = "probe") -> Float32s:
         """The direction towards a class, away from the mean of the others.
 
         Args:
             label: Name of the class; of two classes the second by default.
-            kind: ``probe`` takes the weights of the linear probe, ``means`` the class means.
+            kind: ``probe`` takes the weights of the linear probe, ``means`` the class means, of
+                those classes that have training examples.
 
         Returns:
             (width,) in the space of the hidden states, not of length 1.
 
         Raises:
-            InputError: there is no such class or kind, none is named of several, or the probe has a
-                hidden layer, so that no direction is its.
+            InputError: there is no such class or kind, none is named of several, the class has no
+                training example, or the probe has a hidden layer, so that no direction is its.
         """
         if kind not in get_args(DirectionKind):
             raise InputError(f"kind {kind!r}: choose probe or means")
@@ -109,6 +117,13 @@ class SavedProbe(NamedTuple):
         rows = self.means if kind == "means" else self.parameters["weight"]
         own = self.classes.index(label)
         others = np.delete(rows, own, axis=0).astype(np.float64)
+        others = others[~np.isnan(others).any(axis=1)]
+        if np.isnan(rows[own]).any() or not len(others):
+            lacking = label if np.isnan(rows[own]).any() else "every other class"
+            raise InputError(
+                f"{lacking} has no training example, and so no mean: choose another class, or "
+                "kind='probe'"
+            )
         direction: Float32s = (rows[own] - others.mean(axis=0)).astype(np.float32)
         return direction
 

@@ -330,9 +330,11 @@ class Problem:
         epochs = np.stack([t.epochs for t in fitted])
         if short := int((epochs >= _MOST_ITERATIONS).sum()):
             log.warning(
-                "%d of %s are not at their optimum after %d iterations: --standardise brings "
-                "features to one scale, on which they come there sooner",
+                "%d of %s are not at their optimum after %d iterations: %s",
                 *(short, counted(epochs.size, "probe"), _MOST_ITERATIONS),
+                "try larger --weight-decays, with which they come there sooner"
+                if self.options.standardise
+                else "--standardise brings features to one scale, on which they come there sooner",
             )
         return Trained(
             [

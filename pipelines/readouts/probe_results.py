@@ -418,7 +418,9 @@ class Probing:
             probes = saved_probes(problem, self.data, decays, epochs)
             for key, record, saved in zip(group, records, probes, strict=True):
                 path = self.files[key.pooling].weights_path(self.workspace.root, key.layers)
-                record.weights = saved.save(path)
+                source = {"dataset": self.data.name, "tag": str(self.tag), "pooling": key.pooling}
+                source["layers"] = layers_text(key.layers)
+                record.weights = saved._replace(source=source).save(path)
             return
         controls = measure_control(
             problem,

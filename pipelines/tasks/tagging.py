@@ -5,7 +5,8 @@ A source is a file, or a folder with ``train``, ``dev`` and perhaps ``test``, ea
 
 - CoNLL columns (``.conll``, ``.bio``, ``.iob``, ``.tsv``, ``.txt``): a word in each line, first its
   form and last its tag, between tabs or spaces; a line of white space ends a sentence. Comments
-  begin with ``#`` and stand in front of a sentence, ``-DOCSTART-`` lines are left out.
+  begin with ``#`` and stand in front of a sentence, ``-DOCSTART-`` lines are left out. A first line
+  such as ``# O``, with a tag of entities and the columns of the next line, is a word.
   ``--label 3`` takes the third column.
 - ``.conllu``: the column UPOS, or that of ``--label`` XPOS, FEATS or DEPREL.
 - ``.jsonl``, ``.parquet`` and the hub: lists ``tokens`` and ``ner_tags`` (``tags``, ``labels``), or
@@ -24,11 +25,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -67,6 +69,7 @@ FORMS = (*COLUMNS, ".tsv", ".txt", ".jsonl", ".parquet")
 OUTSIDE = "O"
 """Tag of a word that is in no entity."""
 _ROWS = (".jsonl", ".parquet")
+_ENTITY_TAG = re.compile(r"O|[BIESLU]-\S+")
 _TAGS = ("ner_tags", "tags", "labels", "pos_tags", "upos")
 
 
@@ -527,22 +530,28 @@ def _blocks(text: str, label: str | None, *, conllu: bool) -> Rows:
     """The sentences of CoNLL columns."""
     read = partial(_read_block, label=label, conllu=conllu)
     lines: list[Line] = []
-    for number, line in enumerate([*text.split("\n"), ""], 1):
+    for number, (line, following) in enumerate(pairwise([*text.split("\n"), "", ""]), 1):
         if line.strip() and not line.startswith("-DOCSTART-"):
-            if lines or not _is_comment(line):
+            if lines or not _is_comment(line, following):
                 lines.append(Line(number, line.removesuffix("\r")))
         elif lines:
             yield f"line {lines[0].number}", "", partial(read, lines)
             lines = []
 
 
-def _is_comment(line: str) -> bool:
-    """Whether a line in front of a sentence says something of it, and is no word with its tag."""
-    return (
-        line.startswith("#")
-        and "\t" not in line
-        and (line.startswith("# ") or len(line.split()) == 1)
-    )
+def _is_comment(line: str, following: str) -> bool:
+    """Whether a line in front of a sentence says something of it, and is no word with its tag.
+
+    The word ``#`` in columns between spaces has a tag of entities in its last column, and as many
+    columns as the line that follows, if that is of the same sentence.
+    """
+    fields, others = line.split(), following.split()
+    if not line.startswith("#") or "\t" in line:
+        return False
+    if len(fields) == 1:
+        return True
+    is_word = _ENTITY_TAG.fullmatch(fields[-1]) and "\t" not in following
+    return line.startswith("# ") and not (is_word and len(others) in (0, len(fields)))
 
 
 def _read_block(lines: Sequence[Line], *, label: str | None, conllu: bool) -> Mapping[str, Any]:

@@ -138,9 +138,9 @@ def read_directions(path: Path, hidden: int) -> Directions:
     if "W_enc" in arrays:
         return _latents(path, arrays, hidden)
     with safe_open(path, "np") as file:
-        classes = (file.metadata() or {}).get("classes")
-    if classes is not None and {"weight", "bias", "means"} <= set(arrays):
-        return _of_probe(path, arrays, _classes(path, classes), hidden)
+        metadata = (file.metadata() or {}).get("probe")
+    if metadata is not None and {"weight", "bias", "means"} <= set(arrays):
+        return _of_probe(path, arrays, *_classes(path, metadata), hidden)
     names, vectors = list[str](), list[Floats]()
     for name, array in sorted(arrays.items()):
         rows = array[None] if array.ndim == 1 else array
@@ -165,19 +165,24 @@ def _array(tensor: Tensor, path: Path) -> Floats:
     return array
 
 
-def _classes(path: Path, text: str) -> tuple[str, ...]:
-    """Names of the classes of a probe, out of the metadata of its file."""
+def _classes(path: Path, text: str) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Names of the classes of a probe, and what it was trained on, out of its file's metadata."""
     try:
-        names = json.loads(text)
+        source = json.loads(text)
     except ValueError:
-        names = None
+        source = None
+    names = source.pop("classes", None) if isinstance(source, dict) else None
     if not isinstance(names, list) or len(names) < 2:
         raise InputError(f"--direction {path}: its metadata do not name the classes of a probe")
-    return tuple(map(str, names))
+    return tuple(map(str, names)), {key: str(value) for key, value in source.items()}
 
 
 def _of_probe(
-    path: Path, arrays: Mapping[str, Floats], classes: tuple[str, ...], hidden: int
+    path: Path,
+    arrays: Mapping[str, Floats],
+    classes: tuple[str, ...],
+    source: Mapping[str, str],
+    hidden: int,
 ) -> Directions:
     weight, each = arrays["weight"], (len(classes),)
     if arrays["bias"].shape != each or arrays["means"].shape[:1] != each or weight.ndim != 2:
@@ -185,13 +190,18 @@ def _of_probe(
             f"--direction {path}: weight, bias and means of a probe have a row for each of its "
             f"{len(classes)} classes"
         )
-    if "hidden_weight" not in arrays and weight.shape != (*each, hidden):
+    if "hidden_weight" in arrays:
+        raise InputError(
+            f"--direction {path}: the probe has a hidden layer, and so no directions: keep a "
+            "linear one (`bertvision probe … --save` without --mlp)"
+        )
+    if weight.shape != (*each, hidden):
         raise InputError(
             f"--direction {path}: the probe reads vectors of width {weight.shape[-1]}, and the "
             f"hidden states have {hidden} channels: take one of a single layer"
         )
     parameters = {n: a.astype(np.float32) for n, a in arrays.items() if n != "means"}
-    probe = SavedProbe(parameters, arrays["means"].astype(np.float32), classes)
+    probe = SavedProbe(parameters, arrays["means"].astype(np.float32), classes, source)
     towards = classes[1:] if len(classes) == 2 else classes
     vectors = np.stack([probe.direction(label) for label in towards]).astype(np.float64)
     names = [f"towards {label}" for label in towards]

@@ -247,6 +247,13 @@ def _add_directions(
             contents.measures.append(
                 probe_measure(options.direction.name, every.probe, states[:, position], layer)
             )
+            shown_here = {"tag": str(split.tag), "layers": layer}
+            contents.notes += [
+                f"The probe {options.direction.name} was trained on {noun} {trained_on}; shown is "
+                f"{noun} {shown_here[key]}."
+                for key, noun in (("tag", "snapshot"), ("layers", "layer"))
+                if (trained_on := every.probe.source.get(key, shown_here[key])) != shown_here[key]
+            ]
         if len(every.names) > len(some.names) and how:
             contents.notes.append(
                 f"Other directions of {options.direction.name}, which has {len(every.names):,}: "
