@@ -100,6 +100,13 @@ class Kernels:
         if (kernel := self._ready.get(name)) is not None:
             return kernel
         self._make(name)
+        if name not in self._ready and name not in self._asked:
+            self._asked.add(name)
+            log.warning(
+                "numba cannot compile %s here, so that Python does it, some thousand times as "
+                "slowly: `pip install numba` mends it where it is missing",
+                name.partition(" ")[0],
+            )
         return self._ready.get(name) or _function(name)
 
     def _ask(self, name: str) -> None:
