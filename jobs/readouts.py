@@ -251,11 +251,11 @@ class Probes(Rows[Row]):
             and all(getattr(file, key) == value for key, value in named.items())
         ]
         if len(meant) != 1:
-            names = "; ".join(
-                f"layer {layers_text(p.layers)} of dataset={f.dataset!r}, tag={f.tag!r}, "
-                f"pooling={f.pooling!r}"
-                for f, p in meant or every
-            )
+            layers: dict[str, list[str]] = {}
+            for f, p in meant or every:
+                name = f"dataset={f.dataset!r}, tag={f.tag!r}, pooling={f.pooling!r}"
+                layers.setdefault(name, []).append(layers_text(p.layers))
+            names = "; ".join(f"{name}: layer {', '.join(own)}" for name, own in layers.items())
             asked = ", ".join([f"layer {layer}", *(f"{k}={v!r}" for k, v in named.items())])
             raise InputError(
                 f"{asked} is of several probes, name one: {names}"

@@ -152,9 +152,7 @@ def test_weights_are_kept_of_probes_that_were_trained_before(space: Workspace) -
     file.weights_path(space.root, (1,)).write_bytes(b"damaged")
     assert job(save=True).direction(1).tolist() == (weight[1] - weight[0]).tolist()
     assert (probes.direction(1, 0) == probes.direction(1, "I")).all()
-    with pytest.raises(
-        InputError, match="no probe is of layer 7.*layer 2 of dataset='bigram_shift"
-    ):
+    with pytest.raises(InputError, match="no probe is of layer 7.*pooling='mean': layer 0, 1, 2"):
         probes.direction(7)
     with pytest.raises(InputError, match="no probe is of layer 1, tag='9e'"):
         probes.direction(1, tag="9e")
@@ -448,6 +446,26 @@ def test_scores_are_learned_as_by_ridge_cv(
     assert list(job()) == list(probes)
     with pytest.raises(InputError, match="--control"):
         job(control=True)
+
+
+@pytest.mark.parametrize(
+    ("standardise", "advice"), [(False, "--standardise"), (True, "--weight-decays")]
+)
+def test_that_lbfgs_ended_early_is_said_once_with_what_helps(
+    space: Workspace,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    standardise: bool,
+    advice: str,
+) -> None:
+    for module in ("probe", "probe_results"):
+        monkeypatch.setattr(f"bertvision.pipelines.readouts.{module}.MOST_ITERATIONS", 1)
+    options = ProbeOptions(solver="lbfgs", weight_decays=(1e-4,), standardise=standardise)
+    run(space, options=options, poolings=["cls", "mean"], inlp=1)
+    (message,) = (text for text in caplog.messages if "optimum" in text)
+    assert "6 of 6 probes of bigram_shift at 0e" in message
+    assert message.count("--") == 1
+    assert advice in message
 
 
 def test_classes_are_no_scores(space: Workspace) -> None:
