@@ -64,6 +64,7 @@ if TYPE_CHECKING:
 
     from bertvision.pipelines.readouts.directions import DirectionKind
     from bertvision.pipelines.readouts.probe_results import ProbeFile
+    from bertvision.pipelines.readouts.ridge import RidgeFile
 
 _GIB = 1 << 30
 
@@ -118,8 +119,8 @@ def probe(
 
     Returns:
         A row for each probe: ``accuracy`` with its interval, ``difference`` from the untrained
-        twin, ``best`` for the layer that does best on held-out examples (see `probe_rows`); and
-        directions of probes whose weights are kept.
+        twin, ``best`` for the layer that does best on held-out examples (see `probe_rows`), or
+        correlations of scores (see `score_rows`); and directions of probes whose weights are kept.
 
     Raises:
         InputError: the data cannot be probed, or there is no such layer, pooling or task.
@@ -136,6 +137,11 @@ def probe(
             "--mdl codes with probes of few examples, whose optimum is sure of what it has not "
             "seen: leave --solver lbfgs out"
         )
+    if options.solver == "ridge" and (control or mdl or inlp):
+        raise InputError(
+            "--solver ridge learns scores: leave out --control, --mdl and --inlp, which are of "
+            "classes"
+        )
     check_cluster(scheduler)
     tags, poolings, wanted = parse_tags(checkpoint), parse_poolings(pool), parse_layers(layers)
     root, encoder, tasks = path_of(workspace), text_of(model), dict.fromkeys(parse_names(task))
@@ -143,44 +149,65 @@ def probe(
     for name in tasks:
         if (there := check_data(root, encoder, name, text_of(data), named)) is not None:
             check_snapshots(there, tags)
+    from bertvision.pipelines.readouts.inputs import Extraction
     from bertvision.pipelines.readouts.probe_results import probe as run
     from bertvision.pipelines.readouts.probe_results import probe_rows
+    from bertvision.pipelines.readouts.ridge import probe_scores, score_rows
 
     settings: dict[str, object] = {"text": text, "pair": pair, "label": label}
     settings |= {"max_length": max_length, "skip_bad": skip_bad}
     place, source = text_of(store), text_of(data)
-    measured = []
+    joined = parse_names(concat or ())
+    extraction: Extraction = {"encoding": encoding, "precision": precision, "scheduler": scheduler}
+    measured: list[ProbeFile] = []
+    scores: list[RidgeFile] = []
     with ExitStack() as added:
         for space, dataset in [
             added.enter_context(adding_data(root, encoder, name, source, store=place, **settings))
             for name in tasks
         ]:
+            if options.solver == "ridge":
+                scores += probe_scores(
+                    space.at(place),
+                    dataset,
+                    tags,
+                    layers=wanted,
+                    poolings=poolings,
+                    concat=joined,
+                    untrained=untrained,
+                    save=save,
+                    options=options,
+                    **extraction,
+                )
+                continue
             measured += run(
                 space.at(place),
                 dataset,
                 tags,
                 layers=wanted,
                 poolings=poolings,
-                concat=parse_names(concat or ()),
+                concat=joined,
                 untrained=untrained,
                 control=control,
                 mdl=mdl,
                 inlp=inlp,
                 save=save,
                 options=options,
-                encoding=encoding,
-                precision=precision,
-                scheduler=scheduler,
                 memory=int(memory * _GIB),
+                **extraction,
             )
-    return Probes(probe_rows(measured), path_of(workspace), measured)
+    rows = probe_rows(measured) + score_rows(scores)
+    return Probes(rows, path_of(workspace), [*measured, *scores])
 
 
 class Probes(Rows[Row]):
     """Probes: a row for each, and the directions of those whose weights are kept."""
 
     def __init__(
-        self, rows: Sequence[Values], workspace: Path | None, files: Sequence[ProbeFile] = ()
+        self,
+        rows: Sequence[Values],
+        workspace: Path | None,
+        files: Sequence[ProbeFile | RidgeFile] = (),
     ) -> None:
         super().__init__(map(Row, rows), probe_table, probe_charts)
         self._workspace, self._files = workspace, tuple(files)
@@ -188,19 +215,19 @@ class Probes(Rows[Row]):
     def direction(
         self,
         layer: int | str,
-        label: str | None = None,
+        label: str | int | None = None,
         *,
         kind: DirectionKind = "probe",
         dataset: str | None = None,
         tag: Tag | None = None,
         pooling: str | None = None,
     ) -> npt.NDArray[np.float32]:
-        """A direction in the space of the hidden states, towards a class.
+        """A direction in the space of the hidden states, towards a class or to higher scores.
 
         Args:
             layer: Hidden state, such as 6; or those that a probe reads end to end, such as 0+6.
-            label: Name of the class; of two classes the second by default. The direction leads away
-                from the mean of the others.
+            label: Name of the class, or its index; of two classes the second by default. The
+                direction leads away from the mean of the others.
             kind: ``probe`` takes the weights of the linear probe (of the first fold, where there
                 are several), ``means`` the mean vectors of the classes.
             dataset: Data set of the probe, where there are several.
@@ -217,25 +244,25 @@ class Probes(Rows[Row]):
         """
         tags = (None,) if tag is None else parse_tags(tag)
         wanted = {"dataset": dataset, "tag": tags[0], "pooling": pooling}
+        named = {key: str(value) for key, value in wanted.items() if value is not None}
+        every = [(file, probe) for file in self._files for probe in file.probes]
         meant = [
             (file, probe)
-            for file in self._files
-            for probe in file.probes
+            for file, probe in every
             if layers_text(probe.layers) == str(layer)
-            and all(getattr(file, k) == str(v) for k, v in wanted.items() if v is not None)
+            and all(getattr(file, key) == value for key, value in named.items())
         ]
         if len(meant) != 1:
-            files = [file for file, _ in meant] or self._files
-            names = "; ".join(
-                f"dataset={f.dataset!r}, tag={str(f.tag)!r}, pooling={f.pooling!r}"
-                + ("" if meant else ", layer " + ",".join(layers_text(p.layers) for p in f.probes))
-                for f in files
-            )
-            asked = "".join(f", {k}={str(v)!r}" for k, v in wanted.items() if v is not None)
+            layers: dict[str, list[str]] = {}
+            for f, p in meant or every:
+                name = f"dataset={f.dataset!r}, tag={str(f.tag)!r}, pooling={f.pooling!r}"
+                layers.setdefault(name, []).append(layers_text(p.layers))
+            names = "; ".join(f"{name}: layer {', '.join(own)}" for name, own in layers.items())
+            asked = ", ".join([f"layer {layer}", *(f"{k}={v!r}" for k, v in named.items())])
             raise InputError(
-                f"layer {layer} is of several probes, name one: {names}"
+                f"{asked} is of several probes, name one: {names}"
                 if meant
-                else f"no probe is of layer {layer}{asked}; there are {names}"
+                else f"no probe is of {asked}: there are {names or 'none'}"
             )
         ((file, probe),) = meant
         if probe.weights is None:
@@ -266,6 +293,8 @@ def probe_table(rows: Sequence[Values]) -> str:
     """
     from bertvision.pipelines.readouts.probe_results import DOUBTFUL, by_snapshot
 
+    if rows and rows[0]["probe"] == "ridge":
+        return _score_table(rows)
     poolings = list(dict.fromkeys(row["pooling"] for row in rows))
     joined = dict.fromkeys(r["layers"] for r in rows if "+" in r["layers"])
     doubts: dict[str, str | None] = {}
@@ -307,12 +336,41 @@ def _accuracy(row: Values) -> str:
     return f"{row['accuracy']:.1f}{gain}"
 
 
+_SCORES = (
+    "Correlations from −100 to 100 on the scored examples, with 95 % intervals over these, of the "
+    "layer with the highest Pearson on held-out ones; rmse in points of the score, beside it that "
+    "of always giving the mean of the training examples, whose correlations are 0."
+)
+
+
+def _score_table(rows: Sequence[Values]) -> str:
+    """A line for the best layer of each data set, snapshot and pooling, and for joined layers."""
+    lines = []
+    for row in rows:
+        if row["best"] or "+" in row["layers"]:
+            line = dict(row)
+            for key in ("pearson", "spearman"):
+                line[key] = f"{row[key]:.1f} [{row[f'{key}_low']:.1f}, {row[f'{key}_high']:.1f}]"
+            lines.append(line)
+    shown = columns("text", dataset="data", tag="snapshot", pooling="pooling", layers="layer")
+    shown += columns("text", pearson="Pearson", spearman="Spearman")
+    shown += [Column("rmse", "rmse", digits=3), Column("mean_rmse", "rmse of the mean", digits=3)]
+    doubts = {row["dataset"]: row["doubts"] for row in rows if row["doubts"]}
+    notes = [fill(f"{name}: {text}.", 2) for name, text in doubts.items()]
+    return "\n".join([f"{table_of(shown, lines)}\n\n{fill(_SCORES)}", *notes])
+
+
 def probe_charts(rows: Sequence[Values]) -> dict[str, Chart]:
     """Scores of single layers, a line for each snapshot, data set, pooling and kind of probe.
 
     Args:
         rows: see `probe_rows`, as they are.
     """
+    keys = ["tag", "dataset", "pooling", "probe", "settings"]
+    if rows and rows[0]["probe"] == "ridge":
+        single = [row for row in rows if "+" not in row["layers"]]
+        labels = {"pearson": "Pearson (×100)", "spearman": "Spearman (×100)"}
+        return {k: curves(single, k, x, by=keys, places="layers") for k, x in labels.items()}
     told = {
         "accuracy": "accuracy (%)",
         "difference": "difference from the untrained twin (points)",
@@ -324,7 +382,6 @@ def probe_charts(rows: Sequence[Values]) -> dict[str, Chart]:
         for row in rows
         if "+" not in row["layers"]
     ]
-    keys = ["tag", "dataset", "pooling", "probe", "settings"]
     charts: dict[str, Chart] = {}
     for key, label in told.items():
         if scored_rows := [row for row in single if row[key] is not None]:

@@ -9,8 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from families import make_family
+from transformers import AutoModelForCausalLM
 
+import bertvision
 from bertvision.errors import InputError
 from bertvision.pipelines.analysis.cloze import ClozeResult
 from bertvision.pipelines.analysis.cloze import cloze_of_items as cloze
@@ -25,6 +28,7 @@ from bertvision.pipelines.analysis.cloze_items import (
     read_items,
 )
 from bertvision.pipelines.encoders.loading import load_tokenizer
+from bertvision.pipelines.workspace.creation import feature_workspace
 
 
 @pytest.fixture(scope="module")
@@ -280,3 +284,30 @@ def test_the_agreement_that_is_made_has_the_right_verb_and_attractors() -> None:
         differing = {"1 attractor": 1, "2 attractors": 2}.get(item.group, 0)
         assert sum(other != plural for other in others) == differing
     assert sum(item.answer in ("are", "were") for item in made.items) == 40
+
+
+def test_a_decoder_is_asked_for_the_token_behind_the_text_before_the_mask(tmp_path: Path) -> None:
+    folder = make_family("gpt2", tmp_path / "lm-gpt2", AutoModelForCausalLM)
+    words = ("g", "d", "t", "s")
+    texts = ["the kin", "a cold ba", "no", "who ran to the fas", "rive", "it is a be", ""]
+    lines = [
+        {"text": f"{text}{MASK}, it rained.", "answer": words[i % 4], "candidates": words}
+        for i, text in enumerate(texts)
+    ]
+    path = tmp_path / "ends.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    feature_workspace(tmp_path / "space", str(folder))
+    read = bertvision.cloze("0e", items=path, k=2, resamples=100, workspace=tmp_path / "space")
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokenizer, ranks = load_tokenizer(folder), []
+    columns = [tokenizer(word)["input_ids"][0] for word in words]
+    for i, text in enumerate(texts[:-1]):
+        with torch.inference_mode():
+            logits = model(torch.tensor([tokenizer(text)["input_ids"]])).logits[0, -1]
+        ranks.append(1 + int((logits[columns] > logits[columns[i % 4]]).sum()))
+    assert read.n_items == (6,)
+    assert read.p1.tolist() == [np.mean(np.array(ranks) == 1)]
+    assert read.pk.tolist() == [np.mean(np.array(ranks) <= 2)]
+    assert read.mrr[0] == pytest.approx(np.mean(1 / np.array(ranks)))
+    assert "line 7: its text before the mask is empty" in str(read)
+    assert "asked for the token that follows" in str(read)

@@ -361,11 +361,6 @@ def test_the_splits_decide_the_parts(names: tuple[str, ...], scored: str, held_o
         assert (set(fold.train), set(fold.held_out)) == (where["train"], where["dev"])
 
 
-def test_examples_of_one_class_are_refused() -> None:
-    with pytest.raises(InputError, match="one class"):
-        partition({"train": split([1] * 40), "test": split([0, 1] * 5)}, OPTIONS)
-
-
 def test_too_few_examples_for_the_folds_are_refused() -> None:
     with pytest.raises(InputError, match="--folds"):
         partition({"all": split([0, 1, 0])}, OPTIONS)
@@ -590,6 +585,14 @@ def test_saved_weights_read_vectors_as_they_are(standardise: bool, tmp_path: Pat
             read.direction()
         with pytest.raises(InputError, match="choose one of 0, 1, 2"):
             read.direction("3")
+        with pytest.raises(InputError, match="an index from 0 to 2"):
+            read.direction(3)
+        without = read._replace(
+            means=np.vstack([read.means[:2], np.full_like(read.means[:1], np.nan)])
+        )
+        assert without.direction(1, "means") == pytest.approx(one.means[1] - one.means[0], abs=1e-5)
+        with pytest.raises(InputError, match="class 2: .*no training examples"):
+            without.direction("2", "means")
         path.write_bytes(path.read_bytes()[:-1] + b"x")
         with pytest.raises(WorkspaceError, match="not as it was written"):
             SavedProbe.load(path, digest)

@@ -35,7 +35,6 @@ from bertvision.pipelines.readouts.options import ProbeOptions
 from bertvision.pipelines.readouts.probe_results import (
     ProbeFile,
     Probing,
-    best_layer,
     probe,
     probe_rows,
 )
@@ -117,7 +116,7 @@ def test_the_probes_of_a_snapshot(space: Workspace) -> None:
     assert mean.probes[0].accuracy > mean.majority + 20  # a word's own vector is in the mean
     # [CLS] of the embedding output knows nothing of the sentence
     assert cls.probes[0].accuracy == pytest.approx(cls.majority)
-    assert best_layer(mean) == max(
+    assert mean.best_layer() == max(
         ((0,), (1,), (2,)),
         key=lambda k: (mean.find(k).held_out, -k[0]),  # type: ignore[union-attr]
     )
@@ -159,12 +158,15 @@ def test_weights_are_kept_of_probes_that_were_trained_before(space: Workspace) -
         "layers": "1",
     }
     assert (probes.direction(1, tag=0) == probes.direction(1, tag="0e")).all()
-    with pytest.raises(InputError, match=r"layer 7, tag='1e'; there are .*tag='0e'.*layer 0,1,2$"):
-        probes.direction(7, tag=1)
+    assert (probes.direction(1, 0) == probes.direction(1, "I")).all()
+    with pytest.raises(InputError, match="no probe is of layer 7.*pooling='mean': layer 0, 1, 2"):
+        probes.direction(7)
+    with pytest.raises(InputError, match="no probe is of layer 1, tag='9e'"):
+        probes.direction(1, tag=9)
     three = np.array([[1, 0], [np.nan, np.nan], [0, 1]], np.float32)
     sparse = SavedProbe({}, three, ("a", "b", "c"))
     assert sparse.direction("a", "means").tolist() == [1, -1]
-    with pytest.raises(InputError, match="b has no training example"):
+    with pytest.raises(InputError, match="class b: it or all others have no training examples"):
         sparse.direction("b", "means")
     several = bertvision.probe("bigram_shift", options=OPTIONS, workspace=space, precision="32")
     with pytest.raises(InputError, match="pooling='cls'.*pooling='mean'"):
@@ -405,14 +407,82 @@ def test_scores_and_spans_are_refused(
         probe(workspace, None, ["1e"])
 
 
-def test_scores_are_refused(tiny_bert: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "data"
+@pytest.mark.parametrize("standardise", [False, True])
+def test_scores_are_learned_as_by_ridge_cv(
+    tiny_bert: Path, tmp_path: Path, standardise: bool
+) -> None:
+    from scipy.stats import pearsonr, spearmanr
+    from sklearn.linear_model import RidgeCV
+    from sklearn.preprocessing import StandardScaler
+
+    random_words, folder = random.Random(4), tmp_path / "rates"
     folder.mkdir()
-    (folder / "rates.csv").write_text("a,b\n" + "the king,2.5\nthe queen,1\n" * 5)
+    for split, rows in {"train": 60, "dev": 20, "test": 30}.items():
+        lines = ["a,b"]
+        for i in range(rows):
+            kings = random_words.randint(0, 4)
+            some = random_words.choices(["the", "city", "of", "in", "anna"], k=5)
+            lines.append(" ".join([*["king"] * kings, *some, *["river"] * (i % 3)]) + f",{kings}.5")
+        (folder / f"{split}.csv").write_text("\n".join(lines) + "\n")
     space = feature_workspace(tmp_path / "w", str(tiny_bert))
-    name = add_dataset(space.root, "csv", str(folder / "rates.csv"), text="a", label="b").name
-    with pytest.raises(InputError, match="rates has no classes"):
+    name = add_dataset(space.root, "csv", str(folder), text="a", label="b").name
+    with pytest.raises(InputError, match="rates has no classes.*--solver ridge"):
         probe(space, name, ["0e"])
+    options = ProbeOptions(solver="ridge", weight_decays=(1e-4, 1e-2, 1.0), standardise=standardise)
+    job = partial(
+        bertvision.probe, name, pool="mean", layers="1", options=options, workspace=space.root
+    )
+    probes = job(save=True, precision="32")
+    (row,) = probes
+    x, gold = {}, {}
+    for split in ("train", "dev", "test"):
+        pooled = PooledSplit(space, "0e", name, split, "mean")
+        x[split] = read_inputs(pooled, [(1,)])[:, 0].astype(np.float64)
+        gold[split] = np.array([item.label for item in space.dataset(name).items(split)])
+    scaler = StandardScaler(with_mean=standardise, with_std=standardise).fit(x["train"])
+    model = RidgeCV(60 * np.array([1e-4, 1e-2, 1.0]))
+    model.fit(scaler.transform(x["train"]), gold["train"])
+    told = model.predict(scaler.transform(x["test"]))
+    assert row["weight_decay"] == pytest.approx(model.alpha_ / 60)
+    assert row["pearson"] == pytest.approx(100 * pearsonr(told, gold["test"]).statistic, abs=1e-6)
+    assert row["spearman"] == pytest.approx(100 * spearmanr(told, gold["test"]).statistic, abs=1e-6)
+    assert row["rmse"] == pytest.approx(np.sqrt(((told - gold["test"]) ** 2).mean()))
+    constant = gold["train"].mean() - gold["test"]
+    assert row["mean_rmse"] == pytest.approx(np.sqrt((constant**2).mean()))
+    assert row["pearson_low"] < row["pearson"] < row["pearson_high"]
+    scale = scaler.scale_ if standardise else 1.0
+    assert probes.direction(1) == pytest.approx(model.coef_ / scale, rel=1e-3, abs=1e-5)
+    with pytest.raises(InputError, match="has no classes"):
+        probes.direction(1, "king")
+    assert "rmse of the mean" in str(probes)
+    assert list(job()) == list(probes)
+    with pytest.raises(InputError, match="--control"):
+        job(control=True)
+
+
+@pytest.mark.parametrize(
+    ("standardise", "advice"), [(False, "--standardise"), (True, "--weight-decays")]
+)
+def test_that_lbfgs_ended_early_is_said_once_with_what_helps(
+    space: Workspace,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    standardise: bool,
+    advice: str,
+) -> None:
+    for module in ("probe", "probe_results"):
+        monkeypatch.setattr(f"bertvision.pipelines.readouts.{module}.MOST_ITERATIONS", 1)
+    options = ProbeOptions(solver="lbfgs", weight_decays=(1e-4,), standardise=standardise)
+    run(space, options=options, poolings=["cls", "mean"], inlp=1)
+    (message,) = (text for text in caplog.messages if "optimum" in text)
+    assert "6 of 6 probes of bigram_shift at 0e" in message
+    assert message.count("--") == 1
+    assert advice in message
+
+
+def test_classes_are_no_scores(space: Workspace) -> None:
+    with pytest.raises(InputError, match="bigram_shift has classes"):
+        run(space, options=ProbeOptions(solver="ridge"))
 
 
 def test_data_in_one_piece_is_cross_validated(tiny_bert: Path, tmp_path: Path) -> None:
@@ -470,7 +540,7 @@ def test_from_sentences_to_a_table_on_the_command_line(tiny_bert: Path, tmp_path
         (["cola", "--data", "mr.csv"], "by its name this file holds mr"),
         (["mr"], "--data"),
         (["features", "--data", "mr.csv"], "'features' is no task"),
-        (["csv", "--data", "mr.csv", "--encoding", "int7"], "--encoding 'int7'"),
+        (["csv", "--data", "mr.csv", "--encoding", "int7"], "encoding 'int7'"),
         (["csv", "--data", "mr.csv", "--pool", "median"], "--pool 'median'"),
         (["csv", "--data", "mr.csv", "--layers", "a"], "--layers 'a'"),
     ],

@@ -29,7 +29,7 @@ from bertvision.pipelines.analysis.cloze_items import (
     prompts,
     read_items,
 )
-from bertvision.pipelines.analysis.lens import Decoder, Floats, mlm_head
+from bertvision.pipelines.analysis.lens import Decoder, Floats, pretrained_head
 from bertvision.pipelines.analysis.moments import Array
 from bertvision.pipelines.analysis.request import Request, Setting
 from bertvision.pipelines.analysis.result import AnalysisResult, Axes, Labels, Variable
@@ -94,7 +94,7 @@ class ClozeResult(AnalysisResult):
     heading = "The missing word (cloze tests)"
     caption = "How often the right word comes first where one word is masked"
     reading = (
-        "P@1: share of items whose answer the MLM head prefers to all other candidates, with a 95 "
+        "P@1: share of items whose answer the model prefers to all other candidates, with a 95 "
         "% interval from drawing items again. Guessing and the commonest answer see no text. "
         "Shuffled: the other words of the text in a random order; what stays right there needs no "
         "syntax. Negated: P@1 of the same answer where the text denies it, which should be low; "
@@ -184,6 +184,7 @@ def cloze(
 
     The encoder runs on texts in which one word is masked, and its own MLM head says how often the
     right word comes before all other candidates, beside guessing, shuffled words and negated texts.
+    A decoder reads what stands before the mask, and its output layer names the next token.
 
     Args:
         checkpoint: Snapshot to ask.
@@ -195,7 +196,7 @@ def cloze(
     Raises:
         UnknownNameError: there is no such snapshot.
         InputError: a line of ``items`` is malformed, none can be asked, the encoder has no MLM
-            head, or an option is out of range.
+            head and the decoder no output layer, or an option is out of range.
     """
     request, tag = Request(cloze, locals()), parse_tag(checkpoint)
     check_snapshots(request.workspace, [tag])
@@ -209,12 +210,13 @@ def cloze(
 
         from bertvision.pipelines.encoders.encoder import Encoder
         from bertvision.pipelines.encoders.loading import dimensions
+        from bertvision.pipelines.encoders.vocabulary_head import CausalHead
         from bertvision.pipelines.workspace.snapshots import load_snapshot
 
-        decoder, _, note = mlm_head(request.workspace, tag)
         snapshot = load_snapshot(folder)
         config = snapshot.model.config
         last = int(config.num_hidden_layers)
+        decoder, _, note = pretrained_head(request.workspace, tag, [last])
         alone = cast(PreTrainedModel, snapshot.model.base_model)
         encoder = Encoder(alone, {"all": [last]}, "32")
 
@@ -239,6 +241,7 @@ def cloze(
             seed=seed,
             model=tag,
             note=note,
+            is_causal=isinstance(decoder, CausalHead),
         )
 
     return request.answer(ClozeResult, measure)
@@ -280,6 +283,7 @@ def cloze_of_items(
     seed: int = 0,
     model: str = "model",
     note: str = "",
+    is_causal: bool = False,
 ) -> ClozeResult:
     """Ask for the masked word of every item.
 
@@ -294,6 +298,7 @@ def cloze_of_items(
         seed: Seed of the bootstrap, and of the order of shuffled words.
         model: Name of the model, for titles.
         note: A sentence about the model.
+        is_causal: Whether the model is a decoder, asked for the token that follows.
 
     Raises:
         InputError: no item can be asked, ``k`` is below 2, or the tokenizer has no mask.
@@ -301,13 +306,15 @@ def cloze_of_items(
     if k < 2 or resamples < 1:
         raise InputError(f"k is {k} and resamples {resamples}: give 2 or more, and 1 or more")
     vocabulary = Vocabulary(tokenizer)
+    items = items.until_mask() if is_causal else items
     asked, left_out = _askable(items, vocabulary)
 
     def answered(texts: Sequence[str | None]) -> _Answered:
         given = [i for i, text in enumerate(texts) if text is not None]
         answers = _Answered(np.full(len(texts), np.nan), np.full(len(texts), -1))
         if given:
-            made = prompts([texts[i] for i in given], tokenizer, longest)  # type: ignore[misc]
+            chosen = cast(list[str], [texts[i] for i in given])
+            made = prompts(chosen, tokenizer, longest, is_causal=is_causal)
             if rows := [given[i] for i in made.windows.item_index]:
                 features = decoder.features(0, states(made))
                 _rank([asked[i] for i in rows], rows, features, decoder, answers)
@@ -315,8 +322,10 @@ def cloze_of_items(
 
     plain = answered([item.item.text for item in asked])
     fits = np.isfinite(plain.rank)
+    too = "before the mask is empty or longer than" if is_causal else "is longer than"
+    twice = "" if is_causal else ", or has two masks"
     left_out += [
-        f"{item.item.id}: its text is longer than {longest} tokens, or has two masks"
+        f"{item.item.id}: its text {too} {longest} tokens{twice}"
         for item, fitting in zip(asked, fits, strict=True)
         if not fitting
     ]
@@ -330,6 +339,8 @@ def cloze_of_items(
     random = np.random.default_rng(seed)
     shuffled = answered([_shuffled(item.item.text, random) for item in asked])
     negated = answered([_negated(item, vocabulary) for item in asked])
+    too = "before the mask is empty or longer than" if is_causal else "is longer than"
+    twice = "" if is_causal else ", or has two masks"
     left_out += [
         f"{item.item.id}: its negated text, where a candidate is not the same token, or too long"
         for item, rank in zip(asked, negated.rank, strict=True)

@@ -89,6 +89,16 @@ class Items(NamedTuple):
     items: tuple[Item, ...]
     """In order, each with an id."""
 
+    def until_mask(self) -> Items:
+        """The same without what stands behind the mask, which a decoder does not see."""
+
+        def cut(text: str | None) -> str | None:
+            return text and text[: text.index(MASK)] + MASK
+
+        updates = [{"text": cut(item.text), "negated": cut(item.negated)} for item in self.items]
+        cut_items = zip(self.items, updates, strict=True)
+        return self._replace(items=tuple(item.model_copy(update=new) for item, new in cut_items))
+
     def choices(self) -> list[tuple[str, ...]]:
         """For each item the words that are chosen from, each once."""
         free = [i.answer for i in self.items if i.wrong is None and i.candidates is None]
@@ -165,51 +175,66 @@ class Prompts(NamedTuple):
     windows: Windows
     """A window for each text that fits, in order."""
     masked: NDArray[np.int64]
-    """(windows,) where in its window each mask stands."""
+    """(windows,) where in its window each mask stands; of decoders the token before it."""
     fitting: NDArray[np.bool_]
     """(texts,) whether a text fits; the others have no window."""
 
 
-def prompts(texts: Sequence[str], tokenizer: Any, longest: int) -> Prompts:
+def prompts(
+    texts: Sequence[str], tokenizer: Any, longest: int, *, is_causal: bool = False
+) -> Prompts:
     """Tokenise texts that hold `MASK` once.
 
     Args:
         texts: Texts, at least one.
-        tokenizer: Tokenizer of the encoder, a fast one.
+        tokenizer: Tokenizer of the encoder or decoder, a fast one.
         longest: Number of tokens of a window at most.
+        is_causal: Whether a decoder reads them: up to the mask, without special tokens at the end.
 
     Raises:
-        InputError: the tokenizer is not a fast one, or knows no mask.
+        InputError: the tokenizer is not a fast one, or knows no mask that an encoder needs.
     """
     require_fast(tokenizer)
-    if tokenizer.mask_token is None:
+    if tokenizer.mask_token is None and not is_causal:
         raise InputError(
             f"the tokenizer of {tokenizer.name_or_path!r} has no mask token: take a checkpoint of "
             "a masked language model, such as google-bert/bert-base-uncased"
         )
     ids: list[list[int]] = []
     types: list[list[int]] = []
+    places: list[list[int]] = []
     for start in range(0, len(texts), TEXTS_AT_ONCE):
         # where spaces belong to tokens, the masked one has that before it
-        masked = [
-            before.rstrip(" ") + tokenizer.mask_token + after
-            for before, after in (t.split(MASK) for t in texts[start : start + TEXTS_AT_ONCE])
-        ]
+        parts = (text.split(MASK) for text in texts[start : start + TEXTS_AT_ONCE])
         encoded = tokenizer(
-            masked,
+            [
+                before.rstrip(" ") + ("" if is_causal else tokenizer.mask_token + after)
+                for before, after in parts
+            ],
             padding=False,
             truncation=False,
             return_attention_mask=False,
             return_token_type_ids=True,
+            return_special_tokens_mask=True,
             verbose=False,
         )
-        ids += encoded["input_ids"]
         types += encoded["token_type_ids"]
-    if "token_type_ids" not in tokenizer.model_input_names:
-        types = [[0] * len(ids_of_text) for ids_of_text in types]
-    # a text that spells the tokenizer's own mask beside MASK has two
-    places = [
-        np.flatnonzero(np.array(ids_of_text) == tokenizer.mask_token_id) for ids_of_text in ids
+        if not is_causal:
+            ids += encoded["input_ids"]
+            continue
+        for ids_of_text, special in zip(
+            encoded["input_ids"], encoded["special_tokens_mask"], strict=True
+        ):
+            ends = np.append(0, np.flatnonzero(np.array(special) == 0))  # of none the first
+            ids.append(ids_of_text[: ends[-1] + 1])
+            places.append([int(ends[-1])] if ids_of_text else [])
+    if not is_causal:  # a text that spells the tokenizer's own mask beside MASK has two
+        places = [np.flatnonzero(np.array(i) == tokenizer.mask_token_id).tolist() for i in ids]
+    types = [
+        of_text[: len(ids_of_text)]
+        if "token_type_ids" in tokenizer.model_input_names
+        else [0] * len(ids_of_text)
+        for of_text, ids_of_text in zip(types, ids, strict=True)
     ]
     fits = [
         len(ids_of_text) <= longest and len(at) == 1
@@ -227,7 +252,7 @@ def prompts(texts: Sequence[str], tokenizer: Any, longest: int) -> Prompts:
         item_index=np.array(used, np.int32),
         labels={},
     )
-    return Prompts(windows, np.array([int(places[i][0]) for i in used], np.int64), np.array(fits))
+    return Prompts(windows, np.array([places[i][0] for i in used], np.int64), np.array(fits))
 
 
 class Vocabulary:

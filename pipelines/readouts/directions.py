@@ -40,7 +40,7 @@ class SavedProbe(NamedTuple):
     means: Float32s
     """(classes, width) mean vector of the training examples of each class; NaN without any."""
     classes: tuple[str, ...]
-    """Names of the classes."""
+    """Names of the classes; none of scores, whose ``weight`` is (1, width)."""
     source: Mapping[str, str] = MappingProxyType({})
     """``dataset``, ``tag``, ``pooling`` and ``layers`` of the vectors that it was trained on."""
 
@@ -86,11 +86,11 @@ class SavedProbe(NamedTuple):
         classes = tuple(source.pop("classes"))
         return cls(tensors, tensors.pop("means"), classes, source)
 
-    def direction(self, label: str | None = None, kind: DirectionKind = "probe") -> Float32s:
-        """The direction towards a class, away from the mean of the others.
+    def direction(self, label: str | int | None = None, kind: DirectionKind = "probe") -> Float32s:
+        """The direction towards a class, away from the mean of the others; or to higher scores.
 
         Args:
-            label: Name of the class; of two classes the second by default.
+            label: Name of the class, or its index; of two classes the second by default.
             kind: ``probe`` takes the weights of the linear probe, ``means`` the class means, of
                 those classes that have training examples.
 
@@ -98,8 +98,8 @@ class SavedProbe(NamedTuple):
             (width,) in the space of the hidden states, not of length 1.
 
         Raises:
-            InputError: there is no such class or kind, none is named of several, the class has no
-                training example, or the probe has a hidden layer, so that no direction is its.
+            InputError: there is no such class or kind, none is named of several, the training had
+                no examples of it, or the probe has a hidden layer, so that no direction is its.
         """
         if kind not in get_args(DirectionKind):
             raise InputError(f"kind {kind!r}: choose probe or means")
@@ -108,24 +108,42 @@ class SavedProbe(NamedTuple):
                 "a probe with a hidden layer reads no single direction: probe linearly, or ask for "
                 "kind='means'"
             )
-        names = ", ".join(self.classes)
-        if label is None and len(self.classes) != 2:
-            raise InputError(f"name the class that the direction leads to: label= one of {names}")
-        label = self.classes[-1] if label is None else str(label)
-        if label not in self.classes:
-            raise InputError(f"label {label!r}: choose one of {names}")
-        rows = self.means if kind == "means" else self.parameters["weight"]
-        own = self.classes.index(label)
-        others = np.delete(rows, own, axis=0).astype(np.float64)
+        if not self.classes:
+            if label is not None or kind == "means":
+                raise InputError(
+                    "a probe of scores has no classes: leave label and kind out, the direction "
+                    "leads to higher scores"
+                )
+            upwards: Float32s = self.parameters["weight"][0]
+            return upwards
+        own = self._class(label)
+        rows = (self.means if kind == "means" else self.parameters["weight"]).astype(np.float64)
+        others = np.delete(rows, own, axis=0)
         others = others[~np.isnan(others).any(axis=1)]
         if np.isnan(rows[own]).any() or not len(others):
-            lacking = label if np.isnan(rows[own]).any() else "every other class"
             raise InputError(
-                f"{lacking} has no training example, and so no mean: choose another class, or "
-                "kind='probe'"
+                f"class {self.classes[own]}: it or all others have no training examples, whose "
+                "mean there is; take kind='probe'"
             )
         direction: Float32s = (rows[own] - others.mean(axis=0)).astype(np.float32)
         return direction
+
+    def _class(self, label: str | int | None) -> int:
+        """Index of a class, by its name or else its number."""
+        names = ", ".join(self.classes)
+        if label is None:
+            if len(self.classes) != 2:
+                raise InputError(
+                    f"name the class that the direction leads to: label= one of {names}"
+                )
+            return 1
+        if str(label) in self.classes:
+            return self.classes.index(str(label))
+        if isinstance(label, int) and 0 <= label < len(self.classes):
+            return label
+        raise InputError(
+            f"label {label!r}: choose one of {names}, or an index from 0 to {len(self.classes) - 1}"
+        )
 
 
 def saved_probes(

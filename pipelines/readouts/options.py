@@ -15,7 +15,7 @@ from bertvision.pipelines.reading import StoredName
 
 Criterion = Literal["accuracy", "loss"]
 """Score on held-out examples that stops a probe and chooses its weight decay."""
-Solver = Literal["adam", "lbfgs"]
+Solver = Literal["adam", "lbfgs", "ridge"]
 ScorerName = Literal["cosine", "bilinear", "logistic", "mlp", "logistic-uv", "mlp-uv"]
 SCORERS: tuple[ScorerName, ...] = get_args(ScorerName)
 """Scorers of a question and a passage."""
@@ -49,13 +49,14 @@ class ProbeOptions(Options):
         Solver,
         Option(
             "adam trains probes as SentEval does; lbfgs finds the optimum, as scikit-learn's "
-            "LogisticRegression.",
+            "LogisticRegression; ridge learns scores, as its RidgeCV.",
             later=True,
         ),
     ] = "adam"
     """With ``lbfgs`` the loss is the mean cross-entropy plus half the weight decay times the sum of
     the squared weights, without the biases: scikit-learn's ``C`` is 1 / (weight decay × training
-    examples)."""
+    examples). With ``ridge`` it is half the mean squared error plus the same, so that ``alpha`` is
+    weight decay × training examples."""
     lr: Annotated[float, Option(gt=0)] = 1e-3
     epoch_size: Annotated[int, Option(ge=1)] = 4
     """Epochs between two looks at the held-out examples."""
@@ -83,10 +84,14 @@ class ProbeOptions(Options):
                 f"--weight-decays {','.join(map(str, decays))}: give numbers from 0 in increasing "
                 "order, such as 1e-5,1e-4"
             )
-        if self.solver == "lbfgs" and self.hidden:
+        if self.solver != "adam" and self.hidden:
             raise InputError(
-                "--solver lbfgs is of linear probes, whose optimum is one: leave it out, or the "
-                "hidden layer (--mlp)"
+                f"--solver {self.solver} is of linear probes, whose optimum is one: leave it out, "
+                "or the hidden layer (--mlp)"
+            )
+        if self.solver == "ridge" and not decays[0]:
+            raise InputError(
+                "--weight-decays 0 with --solver ridge: leave-one-out needs decays above 0"
             )
 
 

@@ -6,7 +6,6 @@ A linear probe, or one with a hidden layer, reads the label of a sentence from a
 
 from __future__ import annotations
 
-import logging
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bertvision.errors import counted
 from bertvision.pipelines.readouts.batched import (
     EarlyStopping,
     FixedEpochs,
@@ -31,10 +29,10 @@ from bertvision.pipelines.readouts.batched import (
 from bertvision.pipelines.readouts.batched import train as train_batched
 from bertvision.pipelines.readouts.options import Criterion, ProbeOptions
 
-log = logging.getLogger(__name__)
 _LOGITS_AT_ONCE = 1 << 23  # bounds the memory of scoring: 32 MB
 _NEVER = -1e4  # the bias of a class without examples, whose probability is 0 in float64 too
-_MOST_ITERATIONS = 1000
+MOST_ITERATIONS = 1000
+"""Iterations after which lbfgs ends, at its optimum or not."""
 
 Done = Callable[[int], object]
 """Is told how many probes have just ended."""
@@ -328,14 +326,6 @@ class Problem:
         best = accuracy.argmax(axis=0)
         own = np.arange(self.inputs.count)
         epochs = np.stack([t.epochs for t in fitted])
-        if short := int((epochs >= _MOST_ITERATIONS).sum()):
-            log.warning(
-                "%d of %s are not at their optimum after %d iterations: %s",
-                *(short, counted(epochs.size, "probe"), _MOST_ITERATIONS),
-                "try larger --weight-decays, with which they come there sooner"
-                if self.options.standardise
-                else "--standardise brings features to one scale, on which they come there sooner",
-            )
         return Trained(
             [
                 torch.stack([fitted[k].parameters[part][i] for i, k in enumerate(best.tolist())])
@@ -364,9 +354,9 @@ class Problem:
         for i, decay in enumerate(weight_decay.tolist() if len(present) > 1 else []):
             x = self.inputs.only(i).take(rows)[0].double().cpu().numpy()
             strength = 1 / (decay * len(rows)) if decay else np.inf
-            with warnings.catch_warnings():  # said once, of all
+            with warnings.catch_warnings():  # whoever keeps the probes says it once, of all
                 warnings.simplefilter("ignore", ConvergenceWarning)
-                model = LogisticRegression(C=strength, max_iter=_MOST_ITERATIONS).fit(x, labels)
+                model = LogisticRegression(C=strength, max_iter=MOST_ITERATIONS).fit(x, labels)
             own = present if len(present) > 2 else present[1:]
             weight[i, own] = torch.from_numpy(model.coef_).float()
             bias[i, own] = torch.from_numpy(model.intercept_).float()

@@ -20,6 +20,7 @@ from bertvision.pipelines.uncertainty import cluster_numbers
 from bertvision.pipelines.workspace.dataset import Dataset
 
 Rows = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 _OWN_ROLES = {"train": "train", "tune": "dev", "dev": "test"}
 _NO_LABELS: dict[type, str] = {
@@ -73,6 +74,8 @@ class ProbeData:
     """The parts that the examples play."""
     soundness: dict[str, SplitSoundness]
     """Contradictions of each split, and what it shares with others."""
+    scores: Floats | None = None
+    """(examples,) score of each, NaN where there is none; None of classes. Labels are then 0."""
 
     @property
     def name(self) -> str:
@@ -83,6 +86,17 @@ class ProbeData:
     def scored(self) -> Rows:
         """Numbers of the examples that are scored, in order."""
         return np.sort(np.concatenate([fold.test for fold in self.folds]))
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of folds, of examples that train and are held out in the first, and of scored."""
+        first = self.folds[0]
+        return {
+            "folds": len(self.folds),
+            "train": len(first.train),
+            "held_out": len(first.held_out),
+            "scored": len(self.scored),
+        }
 
 
 def read_data(dataset: Dataset, options: ProbeOptions) -> ProbeData:
@@ -96,44 +110,56 @@ def read_data(dataset: Dataset, options: ProbeOptions) -> ProbeData:
         options: Settings of the partition.
 
     Raises:
-        InputError: it has no classes, or not enough examples.
+        InputError: it has no labels of the kind that the solver learns, not enough examples, or
+            those of the training are of one class.
         WorkspaceError: its source is gone or not what it was.
     """
     what = dataset.name or dataset.task.name
     for kind, message in _NO_LABELS.items():
         if isinstance(dataset.task, kind):
             raise InputError(f"{what} {message.format(name=what)}")
-    if not dataset.classes:
+    if not dataset.classes and options.solver != "ridge":
         raise InputError(
-            f"{what} has no classes: probes are classifiers, for tasks that give a sentence or a "
-            "pair one of several labels; scores such as those of stsb are learned by heads "
-            "(`bertvision train`)"
+            f"{what} has no classes, which probes learn by default: --solver ridge learns the "
+            "scores of a sentence or a pair, such as those of stsb"
+        )
+    if dataset.classes and options.solver == "ridge":
+        raise InputError(
+            f"--solver ridge learns scores, and {what} has classes: take lbfgs, or leave it out"
         )
     items = {name: dataset.items(name) for name in dataset.splits}
     labels: dict[str, Labelled] = {}
     texts: list[str] = []
+    scores: list[Floats] = []
     for name, sentences in items.items():
         if not all(isinstance(item, Sentence) for item in sentences):
             raise InputError(f"{what} has no sentences to probe: choose a task of sentences")
-        given = np.array([-1 if x.label is None else x.label for x in sentences], np.int64)
-        if (given >= 0).any():
+        given = np.array([np.nan if x.label is None else x.label for x in sentences], np.float64)
+        if np.isfinite(given).any():
             own = [x.text if x.pair is None else f"{x.text}\t{x.pair}" for x in sentences]
-            labels[name] = Labelled(given, own)
+            present = np.where(np.isfinite(given), 0.0 if not dataset.classes else given, -1)
+            labels[name] = Labelled(present.astype(np.int64), own)
+            scores.append(given)
             texts += own
     if not labels:
         raise InputError(f"{what} has no labels: a probe needs an example of two classes or more")
     roles = labels
     if dataset.finetune is not None and "tune" in labels:
         roles = {_OWN_ROLES[name]: part for name, part in labels.items()}
+    folds = partition(roles, options)
+    every = np.concatenate([part.labels for part in labels.values()])
+    if dataset.classes:
+        _check_classes(folds, every)
     return ProbeData(
         dataset=dataset.name,
         task=dataset.task.name,
         sizes={name: len(part.labels) for name, part in labels.items()},
-        labels=np.concatenate([part.labels for part in labels.values()]),
+        labels=every,
         texts=texts,
         classes=tuple(dataset.classes),
-        folds=partition(roles, options),
+        folds=folds,
         soundness=soundness({name: map(dataset.task.example, items[name]) for name in labels}),
+        scores=None if dataset.classes else np.concatenate(scores),
     )
 
 
@@ -154,7 +180,7 @@ def partition(splits: Mapping[str, Labelled], options: ProbeOptions) -> list[Fol
         options: Settings with ``folds``, ``dev_fraction`` and ``seed``.
 
     Raises:
-        InputError: a part would be empty, or the training examples are of one class.
+        InputError: a part would be empty.
     """
     start, rows = 0, dict[str, Rows]()
     for name, split in splits.items():
@@ -230,6 +256,9 @@ def _check(folds: Sequence[Fold], labels: Rows, texts: int) -> None:
                 + (f", fewer --folds than {len(folds)}" if len(folds) > 2 and texts > 2 else "")
                 + ", or a file with splits of its own"
             )
+
+
+def _check_classes(folds: Sequence[Fold], labels: Rows) -> None:
     for fold in folds:
         if len(np.unique(labels[fold.train])) < 2:
             raise InputError(

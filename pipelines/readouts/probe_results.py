@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, Self, Unpack
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar, Unpack
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ from bertvision.pipelines.readouts.inputs import (
     with_twin,
 )
 from bertvision.pipelines.readouts.options import ProbeOptions
-from bertvision.pipelines.readouts.probe import Done, Inputs, Problem
+from bertvision.pipelines.readouts.probe import MOST_ITERATIONS, Done, Inputs, Problem
 from bertvision.pipelines.readouts.probe_data import ProbeData, majority, read_data
 from bertvision.pipelines.readouts.probe_measures import (
     ControlRecord,
@@ -65,23 +65,33 @@ _OF_INLP = ("directions", "mean_projection")
 Row = dict[str, Any]
 
 
-class ProbeRecord(BaseModel):
-    """A probe on one input."""
+class LayerProbe(BaseModel):
+    """What is kept of a probe on one input, of classes or of scores."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
     layers: Layers
     """Hidden states, end to end where there are several."""
+    held_out: float
+    """Per cent on the held-out examples, by which the best layer is chosen; mean over folds."""
+    weight_decay: list[float]
+    """Chosen, fold by fold."""
+    weights: str | None = None
+    """SHA-256 of the file with its weights, where they are kept."""
+
+
+_R = TypeVar("_R", bound=LayerProbe)
+
+
+class ProbeRecord(LayerProbe):
+    """A classifier on one input; ``held_out`` is its accuracy."""
+
     accuracy: float
     """Per cent of the scored examples."""
     low: float
     """Lower end of its 95 % interval over resampled examples."""
     high: float
     """Upper end."""
-    held_out: float
-    """Per cent of the held-out examples, by which the best layer is chosen; mean over folds."""
-    weight_decay: list[float]
-    """Chosen, fold by fold."""
     epochs: list[int]
     """Epochs of the chosen probe, fold by fold."""
     correct: str
@@ -89,8 +99,6 @@ class ProbeRecord(BaseModel):
     control: ControlRecord | None = None
     mdl: MdlRecord | None = None
     inlp: InlpRecord | None = None
-    weights: str | None = None
-    """SHA-256 of the file with its weights, where they are kept."""
 
     def bits(self, examples: int) -> Bools:
         """(examples,) whether each scored example is right."""
@@ -107,24 +115,20 @@ def packed(correct: Bools) -> str:
     return base64.b64encode(np.packbits(correct).tobytes()).decode("ascii")
 
 
-class ProbeFile(Measurements):
+class LayerProbes(Measurements, Generic[_R]):
     """All probes of a snapshot, a pooling and one choice of settings."""
 
     model_config = ConfigDict(frozen=False, extra="forbid")
-    folder: ClassVar[str] = "probes"
     makes: ClassVar[str] = "bertvision probe"
 
     task: str
     settings: ProbeOptions
-    classes: list[str]
     examples: dict[str, int]
     """Number of examples that train, are held out, and are scored; in a cross-validation, those of
     the first fold and of all."""
-    majority: float
-    """Per cent that the most frequent class of the training examples scores."""
     soundness: dict[str, SplitSoundness] | None = None
     """Contradictions of each split, and what it shares with others; None in files of before."""
-    probes: list[ProbeRecord] = Field(default_factory=list)
+    probes: list[_R] = Field(default_factory=list)
 
     @property
     def doubts(self) -> str | None:
@@ -155,14 +159,37 @@ class ProbeFile(Measurements):
         """Where the weights of a probe are kept in the workspace at ``root``."""
         return self.place(root).with_suffix("") / f"{layers_text(layers)}.safetensors"
 
-    def find(self, layers: Layers) -> ProbeRecord | None:
+    def has_weights(self, root: Path, probe: _R) -> bool:
+        """Whether the weights of a probe are kept as they were written."""
+        path = self.weights_path(root, probe.layers)
+        return path.is_file() and sha256_of_files([path]) == probe.weights
+
+    def find(self, layers: Layers) -> _R | None:
         """The probe on an input, if it was trained."""
         return next((probe for probe in self.probes if probe.layers == layers), None)
 
-    def put(self, probe: ProbeRecord) -> None:
+    def put(self, probe: _R) -> None:
         """Add a probe, or replace that on the same input."""
         others = [other for other in self.probes if other.layers != probe.layers]
         self.probes = sorted([*others, probe], key=lambda p: (len(p.layers), p.layers))
+
+    def best_layer(self) -> Layers | None:
+        """The single layer that does best on held-out examples; the lowest of equals.
+
+        It is not chosen on the scored examples: their maximum over layers would be too high.
+        """
+        single = [record for record in self.probes if len(record.layers) == 1]
+        return max(single, key=lambda r: (r.held_out, -r.layers[0])).layers if single else None
+
+
+class ProbeFile(LayerProbes[ProbeRecord]):
+    """Probes of classes."""
+
+    folder: ClassVar[str] = "probes"
+
+    classes: list[str]
+    majority: float
+    """Per cent that the most frequent class of the training examples scores."""
 
 
 def probe(
@@ -247,12 +274,6 @@ def probe(
 
 def _new(data: ProbeData, splits: Sequence[PooledSplit], options: ProbeOptions) -> ProbeFile:
     """A file without probes, with everything that decides what they become."""
-    made_from: Provenance = {}
-    for pooled in splits:
-        record = pooled.stored.record
-        made_from[f"{pooled.split}: encoding"] = record.encoding
-        made_from |= {f"{pooled.split}: {key}": value for key, value in record.provenance.items()}
-    first = data.folds[0]
     guesses = [majority(data.labels[f.train], data.labels[f.test]) for f in data.folds]
     return ProbeFile(
         dataset=data.name,
@@ -260,17 +281,22 @@ def _new(data: ProbeData, splits: Sequence[PooledSplit], options: ProbeOptions) 
         tag=splits[0].tag,
         pooling=splits[0].pooling,
         settings=options,
-        made_from=made_from,
+        made_from=made_from(splits),
         classes=list(data.classes),
-        examples={
-            "folds": len(data.folds),
-            "train": len(first.train),
-            "held_out": len(first.held_out),
-            "scored": len(data.scored),
-        },
+        examples=data.counts,
         majority=float(np.average(guesses, weights=[len(f.test) for f in data.folds])),
         soundness=data.soundness,
     )
+
+
+def made_from(splits: Sequence[PooledSplit]) -> Provenance:
+    """Provenance of the stored hidden states of the splits of a data set."""
+    told: Provenance = {}
+    for pooled in splits:
+        record = pooled.stored.record
+        told[f"{pooled.split}: encoding"] = record.encoding
+        told |= {f"{pooled.split}: {key}": value for key, value in record.provenance.items()}
+    return told
 
 
 class Wanted(NamedTuple):
@@ -319,6 +345,22 @@ class Probing:
                     self.measure(need, problem, group.inputs)
                     for pooling in dict.fromkeys(key.pooling for key in group.inputs):
                         self.files[pooling].write(self.workspace.root)
+        if self.options.solver == "lbfgs":
+            self._report_short(wanted)
+
+    def _report_short(self, wanted: Sequence[Wanted]) -> None:
+        """Say once of all probes how many stopped before their optimum, and what helps."""
+        records = [self.files[key.pooling].find(key.layers) for key in wanted]
+        iterations = [n for record in records if record for n in record.epochs]
+        if short := sum(n >= MOST_ITERATIONS for n in iterations):
+            log.warning(
+                "%d of %s of %s at %s are not at their optimum after %d iterations: %s",
+                *(short, counted(len(iterations), "probe"), self.data.name, self.tag),
+                MOST_ITERATIONS,
+                "greater --weight-decays bring them there sooner"
+                if self.options.standardise
+                else "--standardise brings features to one scale, on which they come there sooner",
+            )
 
     def _missing(self, wanted: Sequence[Wanted], needs: Sequence[Need], memory: int) -> list[Group]:
         alike: dict[tuple[int, tuple[Need, ...]], list[Wanted]] = {}
@@ -344,8 +386,7 @@ class Probing:
         if need == "inlp":
             return record.inlp is None or len(record.inlp.accuracy) != 1 + self.projections
         if need == "weights":
-            path = self.files[key.pooling].weights_path(self.workspace.root, key.layers)
-            return not path.is_file() or sha256_of_files([path]) != record.weights
+            return not self.files[key.pooling].has_weights(self.workspace.root, record)
         return getattr(record, need) is None
 
     def _work(self, group: Group) -> int:
@@ -471,7 +512,7 @@ def probe_rows(files: Iterable[ProbeFile]) -> list[Row]:
     for file in files:
         twin = twins.get(_twin(file)) if not SnapshotTag(file.tag).is_untrained else None
         twin = twin if twin and _stored_as(twin) == _stored_as(file) else None
-        best = best_layer(file)
+        best = file.best_layer()
         for record in file.probes:
             scored = file.examples["scored"]
             other = twin.find(record.layers) if twin else None
@@ -506,15 +547,6 @@ def probe_rows(files: Iterable[ProbeFile]) -> list[Row]:
                 }
             )
     return rows
-
-
-def best_layer(file: ProbeFile) -> Layers | None:
-    """The single layer with the highest accuracy on held-out examples; the lowest of equals.
-
-    It is not chosen on the scored examples: their maximum over layers would be too high.
-    """
-    single = [record for record in file.probes if len(record.layers) == 1]
-    return max(single, key=lambda r: (r.held_out, -r.layers[0])).layers if single else None
 
 
 def by_snapshot(
