@@ -24,8 +24,8 @@ from common import harness  # first: it sets what torch reads when it is importe
 import gzip
 import json
 import random
+import shlex
 import sys
-import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,14 +65,12 @@ class Point(NamedTuple):
         bits: Bits a value.
         error: Root mean square of the errors, in deviations of the channel.
         worst_layer: The same in the layer where it is largest.
-        seconds: Time to decode, of a million values; None where it was not measured.
     """
 
     setting: str
     bits: float
     error: float
     worst_layer: float
-    seconds: float | None = None
 
 
 def main() -> None:
@@ -89,7 +87,12 @@ def main() -> None:
         curves[name] = curve(folder, questions(options.data), options)
     report = {
         "benchmark": "rate",
-        "command": f"python benchmarks/rate.py {' '.join(f'--model {m}' for m in curves)}",
+        "command": " ".join(
+            [
+                "python benchmarks/rate.py",
+                *(f"--model {shlex.quote(m + '=FOLDER')}" for m in curves),
+            ]
+        ),
         "machine": harness.machine(),
         "settings": {"channel_tokens": options.channel_tokens, "tokens": options.tokens},
         "curves": curves,
@@ -193,17 +196,16 @@ def of_transform(
     coded = list(transform.encode_layers(measured.values, measured.lengths))
     tokens, layers, hidden = measured.values.shape
     out = np.empty((layers, tokens, hidden), np.float32)
-    begin, started = 0, time.perf_counter()
+    begin = 0
     for i, length in enumerate(measured.lengths):
         words = [of_layer[i] for of_layer in coded]
         transform.decode_layers(words, range(layers), out[:, begin : begin + length])
         begin += length
-    seconds = (time.perf_counter() - started) / measured.values.numel() * 1e6
     restored = torch.from_numpy(out).transpose(0, 1)
     # with its length, of four bytes
     total = sum(words.nbytes + 4 for of_layer in coded for words in of_layer)
     bits = 8 * total / measured.values.numel()
-    return Point(f"{error:g}", bits, *lost(restored, measured.values, std, usual), seconds)
+    return Point(f"{error:g}", bits, *lost(restored, measured.values, std, usual))
 
 
 def of_integers(
@@ -213,12 +215,10 @@ def of_integers(
     stats = calibration(encoding, fitted).stats
     coded = encode(measured.values, get_encoding(encoding), stats)
     assert coded.scale is not None
-    started = time.perf_counter()
     restored = decode(coded.codes, coded.scale, stats)
-    seconds = (time.perf_counter() - started) / measured.values.numel() * 1e6
     nbytes = coded.codes.nbytes + coded.scale.nbytes
     bits = 8 * nbytes / measured.values.numel()
-    return Point(encoding, bits, *lost(restored, measured.values, std, usual), seconds)
+    return Point(encoding, bits, *lost(restored, measured.values, std, usual))
 
 
 def of_float8(measured: States, std: Tensor, usual: Tensor) -> Point:

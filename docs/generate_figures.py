@@ -28,6 +28,7 @@ PAGE = Path(__file__).with_name("performance.md")
 _TABLE = re.compile(r"(<!-- table: ([a-z0-9_-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 _ENCODINGS = ("int8", "int4")
+_COLOURS = ("#1f77b4", "#d62728", "#111111", "#ff7f0e", "#888888", "#2ca02c", "#9467bd")
 _KEEPS = ((0.01, "values"), (0.1, "course"), (float("inf"), "–"))
 """Accuracy where the largest deviation is no more than this part of the range in float32."""
 
@@ -135,16 +136,10 @@ def _curves(report: Report) -> str:
     for name, curve in curves.items():
         for codec, points in curve["points"].items():
             for p in points:
-                cells = f"{p['bits']:.2f} | {_short(p['error'])} | {_short(p['worst_layer'])}"
+                cells = f"{p['bits']:.2f} | {p['error']:.3g} | {p['worst_layer']:.3g}"
                 rows.setdefault(f"{codec}, {p['setting']}", {})[name] = cells
     lines = [header, ["---", *["---: | ---: | ---:"] * len(curves)]]
     lines += [[row, *(cells.get(name, " |  | ") for name in curves)] for row, cells in rows.items()]
-    times = [
-        p["seconds"] / integers["seconds"]
-        for curve in curves.values()
-        for integers in curve["points"]["int8"]
-        for p in curve["points"]["transform"]
-    ]
     sizes = [
         f"{name}: {c['layers']} × {c['hidden']}, fitted on {c['fitted_tokens']:,} tokens, "
         f"measured on {c['measured_tokens']:,}, {c['massive_tokens']:,} massive ones left out, "
@@ -152,10 +147,7 @@ def _curves(report: Report) -> str:
         for name, c in curves.items()
     ]
     table_of = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-    return (
-        f"{table_of}\n\n{'. '.join(sizes)}. Decoding a transform took {min(times):.0f} to "
-        f"{max(times):.0f} times as long as int8 in the same process ({report['machine']['cpu']})."
-    )
+    return f"{table_of}\n\n{'. '.join(sizes)}."
 
 
 def draw_curves(report: Report, path: Path) -> None:
@@ -163,14 +155,18 @@ def draw_curves(report: Report, path: Path) -> None:
     curves = report["curves"]
     figure = Figure(figsize=(4.2 * len(curves), 4.2), layout="compressed")
     panels = np.atleast_1d(figure.subplots(1, len(curves), sharex=True, sharey=True))
+    codecs = dict.fromkeys(codec for curve in curves.values() for codec in curve["points"])
+    markers = dict(zip(codecs, "osD^vPX", strict=False))
+    colours = dict(zip(codecs, _COLOURS, strict=False))
     for ax, (name, curve) in zip(panels, curves.items(), strict=True):
         for codec, points in curve["points"].items():
             ordered = sorted(points, key=lambda p: p["bits"])
             ax.plot(
                 [p["error"] for p in ordered],
                 [p["bits"] for p in ordered],
-                marker="o",
-                markersize=4,
+                marker=markers[codec],
+                markersize=5,
+                color=colours[codec],
                 linewidth=2.2 if codec == "transform" else 1,
                 label=codec,
             )
@@ -181,8 +177,8 @@ def draw_curves(report: Report, path: Path) -> None:
         ax.grid(alpha=0.3, which="both")
     panels[0].set_yticks([0.5, 1, 2, 4, 8, 16], ["½", "1", "2", "4", "8", "16"])
     panels[0].set_ylabel("bits a value", fontsize=9)
-    panels[-1].legend(fontsize=7)
-    _save(figure, path)
+    panels[0].legend(fontsize=7)  # it has all codecs
+    _save(figure, path, 96)
 
 
 def draw(report: Report, path: Path) -> None:
@@ -215,13 +211,13 @@ def draw(report: Report, path: Path) -> None:
     _save(figure, path)
 
 
-def _save(figure: Figure, path: Path) -> None:
+def _save(figure: Figure, path: Path, colours: int = 48) -> None:
     """Write a figure as PNG; few colours are enough for it, and keep the file small."""
     canvas = FigureCanvasAgg(figure)  # without pyplot, no display is needed
     figure.set_dpi(130)
     canvas.draw()
     image = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
-    image.quantize(48).save(path, optimize=True)
+    image.quantize(colours).save(path, optimize=True)
 
 
 def _bars(ax: Axes, sides: Sequence[str], ratios: Mapping[str, float]) -> None:

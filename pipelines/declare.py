@@ -29,7 +29,7 @@ from typing import (
 )
 
 from bertvision.errors import InputError, did_you_mean
-from bertvision.featurestore.format.layout import ENCODING_NAMES, EncodingName
+from bertvision.featurestore.format.layout import ENCODING_NAMES, EncodingName, get_encoding
 from bertvision.pipelines.options import Option, Options, PrecisionName, declared, flag
 from bertvision.pipelines.poolings import POOLINGS
 from bertvision.pipelines.reading import READ, Names, StrPath, parse_choice
@@ -121,7 +121,7 @@ NewModel = Annotated[
 Poolings = Annotated[Names, Option(f"Poolings of a window's tokens: {', '.join(POOLINGS)}.")]
 NewEncoding = Annotated[
     EncodingName | None,
-    Option(f"How to store what is extracted (default int8): {ENCODING_NAMES}."),
+    Option(f"How to store what is extracted (default int8): {ENCODING_NAMES}.", check=get_encoding),
 ]
 
 
@@ -201,6 +201,8 @@ class Argument:
             return
         if self.choices:
             parse_choice(value, self.choices, self.flag)
+        if self.option.check is not None:
+            self.option.check(value)
         low, high = self.option.ge, self.option.le
         if (low, high) != (None, None) and not isinstance(value, int | float | Number):
             raise InputError(f"{self.flag} {value!r}: give a number")

@@ -6,6 +6,7 @@ Neither this module nor one that declares options imports anything heavy, so tha
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import PurePath
@@ -46,6 +47,8 @@ class Option(NamedTuple):
     """Whether the result of an analysis depends on it, as it does not on where it is computed."""
     apart: bool = False
     """Whether results with another value than the default are kept beside those with it."""
+    check: Callable[[str], object] | None = None
+    """Raises InputError of a value that is not allowed, where its type does not say which are."""
     later: bool = False
     """Whether files of before it came have no such field: at its default a digest is theirs."""
 
