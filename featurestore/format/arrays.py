@@ -25,7 +25,7 @@ from zarr.core.buffer import Buffer
 from zarr.storage import MemoryStore
 
 from bertvision.errors import CorruptStoreError
-from bertvision.featurestore.format.layout import TRANSFORM_ROW_BYTES, get_encoding
+from bertvision.featurestore.format.layout import get_encoding, transform_room
 from bertvision.featurestore.format.names import CompressionName
 from bertvision.featurestore.format.records import ROOT, ArrayRecord, Layout, SplitRecord
 from bertvision.featurestore.format.shardfile import (
@@ -122,7 +122,7 @@ def group_files(record: SplitRecord) -> dict[str, bytes]:
     layers = len(record.layers)
     width = encoding.codes_size(record.hidden_size)
     if encoding.transformed:
-        room = record.shard_tokens * width * TRANSFORM_ROW_BYTES
+        room = transform_room(record.shard_tokens, record.hidden_size)
         made["hidden_states/zarr.json"] = _sharded_metadata(
             (record.shards, layers, room),
             "uint8",

@@ -487,17 +487,17 @@ def token_class(row: Array, weights: Array, inverse: np.float32) -> np.int64:
         inverse: Steps in one.
     """
     energy, used = np.float64(0), np.int64(0)
-    most = np.float32(0)
+    most = np.float64(0)
     for i in range(len(row)):
-        steps = np.float32(row[i] * inverse)
+        steps = np.float64(row[i]) * inverse  # whose square float32 may not have
         most = max(most, abs(steps))
-        energy += np.float64(np.float32(steps * steps) * weights[i])
+        energy += steps * steps * weights[i]
         used += weights[i] > 0
     wide = np.float64(0)
     if used and energy > 0:
         wide = np.floor(2 * np.log2(energy / used) + 0.5)
     if most > 0:  # so that no value has more steps than the code takes
-        wide = max(wide, WIDEST + np.ceil(4 * np.log2(np.float64(most) / (LARGEST / 4))))
+        wide = max(wide, WIDEST + np.ceil(4 * np.log2(most / (LARGEST / 4))))
     wide = min(max(wide, np.float64(-NARROWEST)), np.float64(TOKEN_CLASSES - NARROWEST - 1))
     return np.int64(wide)
 

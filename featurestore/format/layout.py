@@ -37,9 +37,6 @@ TRANSFORM_ARRAYS = {
 TRANSFORM_SIZES = {"class": 25, "symbol": 50}
 """Lengths of the dimensions that no split decides."""
 TRANSFORM_MOST_HIDDEN = 4096
-TRANSFORM_ROW_BYTES = 2
-"""Bytes of a value that a layer of a shard has room for: where more are needed, float16 is smaller
-and keeps more."""
 
 
 class Encoding(NamedTuple):
@@ -133,6 +130,15 @@ ENCODINGS: dict[str, Encoding] = {
         Encoding("float32", "float32", 4),
     )
 }
+
+
+def transform_room(shard_tokens: int, hidden: int) -> int:
+    """Bytes that a layer of a shard of a transform has room for.
+
+    That is two for each value, beyond which float16 is smaller and keeps more, and what as many
+    examples as tokens take each: the length of a code, and its states.
+    """
+    return shard_tokens * -(-(2 * hidden + 16) // 4) * 4
 
 
 ENCODING_NAMES = f"{', '.join(ENCODINGS)}, or {TRANSFORM}:ERROR, such as {TRANSFORM}:0.05"

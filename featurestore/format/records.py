@@ -17,10 +17,10 @@ from bertvision.errors import InputError, counted
 from bertvision.featurestore.format.layout import (
     PLAN_DTYPES,
     TRANSFORM_ARRAYS,
-    TRANSFORM_ROW_BYTES,
     TRANSFORM_SIZES,
     EncodingName,
     get_encoding,
+    transform_room,
 )
 from bertvision.featurestore.format.names import CompressionName
 
@@ -171,7 +171,7 @@ class Layout(Header):
         chunk = self.shard_tokens * width * encoding.code_bytes
         if encoding.transformed and self.compression != "none":
             raise ValueError(f"{self.encoding} compresses by itself: leave {self.compression} out")
-        room = self.shard_tokens * width * TRANSFORM_ROW_BYTES
+        room = transform_room(self.shard_tokens, self.hidden_size)
         if encoding.transformed and room > _MOST_DECODED_BYTES:
             raise ValueError(
                 f"a shard of {self.shard_tokens} tokens × {self.hidden_size} is too large for "

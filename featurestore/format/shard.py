@@ -14,7 +14,7 @@ import xxhash
 
 from bertvision.errors import CorruptStoreError, InputError
 from bertvision.featurestore.format.arrays import group_key
-from bertvision.featurestore.format.layout import TRANSFORM_ROW_BYTES, get_encoding
+from bertvision.featurestore.format.layout import get_encoding, transform_room
 from bertvision.featurestore.format.plan import ShardPlan
 from bertvision.featurestore.format.records import Layout, ShardRecord, SplitRecord
 from bertvision.featurestore.format.shardfile import (
@@ -113,7 +113,7 @@ class ShardReader:
         )
         self._transform, self._compression = transform, record.compression
         if transform is not None:
-            self._row_bytes, self._compression = TRANSFORM_ROW_BYTES * record.hidden_size, "zstd"
+            self._row_bytes, self._compression = transform_room(1, record.hidden_size), "zstd"
         self._plain, self._distant = self._compression == "none", storage.distant
         self._decoded: dict[int, npt.NDArray[Any]] = {}
         self.scale: npt.NDArray[Any] | None = None

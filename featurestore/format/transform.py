@@ -38,6 +38,7 @@ from bertvision.featurestore.format.encoding import ChannelStats
 _Codes: TypeAlias = "npt.NDArray[np.uint16]"
 _WIDTHS = np.exp2(np.arange(kernels.TOKEN_CLASSES) / 4 - kernels.NARROWEST / 4).astype(np.float32)
 _MOST_CLASS = 1 << 10
+_FINITE = ("channel_mean", "channel_std", "predictor", "basis", "step")
 _NOISE = 1e-4
 _SEARCHES = 12
 _PRIOR = 20
@@ -83,11 +84,14 @@ class Transform:
         classes, step = arrays["axis_class"], arrays["step"]
         if (
             frequencies.min() < 0
+            or frequencies.max() > kernels.TOTAL  # before their sum, which could overflow
             or frequencies[:, -1].min() < 1
             or (frequencies.sum(axis=1) != kernels.TOTAL).any()
             or (np.diff(classes, axis=1) > 0).any()
-            or np.abs(classes).max() > _MOST_CLASS
-            or not (np.isfinite(step) & (step > 0)).all()
+            or classes.max() > _MOST_CLASS
+            or classes.min() < -_MOST_CLASS
+            or not all((arrays[name] > 0).all() for name in ("step", "channel_std"))
+            or not all(np.isfinite(arrays[name]).all() for name in _FINITE)
         ):
             raise CorruptStoreError("the arrays of its transform contradict themselves")
         self._classes = np.ascontiguousarray(classes, np.int64)

@@ -21,7 +21,7 @@ from torch import Tensor
 from bertvision.errors import InputError, NonFiniteError
 from bertvision.featurestore.format.calibration import POOLED, Calibration, Calibrator
 from bertvision.featurestore.format.encoding import ChannelStats, Encoded, encode, lossy_layer
-from bertvision.featurestore.format.layout import TRANSFORM_ROW_BYTES, Encoding, get_encoding
+from bertvision.featurestore.format.layout import Encoding, get_encoding, transform_room
 from bertvision.featurestore.format.names import NonFinite
 from bertvision.featurestore.format.records import Layout, ShardFile, ShardRecord
 from bertvision.featurestore.format.shard import example_checksums
@@ -110,15 +110,16 @@ class ShardContent:
 
     def _coded(self, transform: Transform) -> Iterator[bytes]:
         """The chunks of a shard whose layers are coded together; notes the examples' checksums."""
-        room = self._layout.shard_tokens * self._layout.hidden_size * TRANSFORM_ROW_BYTES
+        room = transform_room(self._layout.shard_tokens, self._layout.hidden_size)
+        states = self._codes[: sum(self._lengths)]  # without fill
         self._checksums = []
-        for layer, codes in enumerate(transform.encode_layers(self._codes, self._lengths)):
+        for layer, codes in enumerate(transform.encode_layers(states, self._lengths)):
             lengths = np.array([code.nbytes for code in codes], "<u4")
             used = lengths.nbytes + int(lengths.sum())
             if used > room:
                 raise InputError(
                     f"shard {self._shard}, layer {layer} of those stored: its states take more "
-                    f"than {8 * TRANSFORM_ROW_BYTES} bits a value in {self._layout.encoding}; "
+                    f"than 16 bits a value in {self._layout.encoding}; "
                     "choose encoding int8, or a larger error"
                 )
             chunk = np.zeros(room, np.uint8)
