@@ -532,6 +532,14 @@ def test_from_sentences_to_a_table_on_the_command_line(tiny_bert: Path, tmp_path
     assert "--data" in lost.stderr
 
 
+def test_training_examples_of_one_class_are_refused(tiny_bert: Path, tmp_path: Path) -> None:
+    data = tmp_path / "one.csv"
+    of_one = [f"Text {i}.,{int(i == 0)}\n" for i in range(12)]
+    data.write_text("text,label\n" + "".join(of_one))
+    with pytest.raises(InputError, match="training examples are of one class"):
+        bertvision.probe("csv", data=data, model=tiny_bert, workspace=tmp_path / "w")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
