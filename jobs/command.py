@@ -147,6 +147,7 @@ _OFFERED: dict[str, Offered] = {
     "split": _splits,
     "splits": _splits,
     "train_split": _splits,
+    "encoding": _known("featurestore.format.layout", "ENCODINGS"),
     "heads": _trained,
     "task": _tasks,
     "pool": _known("pipelines.poolings", "POOLINGS"),
