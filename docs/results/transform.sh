@@ -11,7 +11,7 @@ else
   bertvision finetune --resume --workspace "$space"
 fi
 for encoding in float32 int4 transform:0.115 transform:0.3 transform:0.5; do
-  own="$space-${encoding/:/-}"
+  own="$space-${encoding//[:.]/-}"
   if [ ! -d "$own" ]; then # the same encoder, with a store of its own
     mkdir "$own.part"
     cp -r "$space"/{bertvision.yaml,snapshots,bert} "$own.part"
