@@ -58,7 +58,7 @@ class States(NamedTuple):
 
 
 class Point(NamedTuple):
-    """What a codec takes and loses at one setting.
+    """Size and error of a codec at one setting.
 
     Attributes:
         setting: The setting in words.
@@ -179,7 +179,7 @@ def lost(restored: Tensor, states: Tensor, std: Tensor, usual: Tensor) -> tuple[
 
 
 def calibration(encoding: str, fitted: States) -> Any:
-    """What an encoding takes from its sample."""
+    """Calibration of an encoding on the fitted texts."""
     kinds = np.full(len(fitted.values), "ordinary")
     kinds[np.cumsum([0, *fitted.lengths[:-1]])] = "first"
     calibrator = Calibrator(get_encoding(encoding), kinds)

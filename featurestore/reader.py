@@ -88,12 +88,15 @@ class SplitReader(StoredSplit):
         """Channel statistics of the quantised encodings, (layers, hidden) each."""
         if not self.encoding.quantised:
             return None
-        mean, std = (self.array(f"channel_{name}") for name in ("mean", "std"))
-        return ChannelStats(torch.from_numpy(mean), torch.from_numpy(std))
+        return self._channel_stats()
+
+    def _channel_stats(self) -> ChannelStats:
+        mean, std = (torch.from_numpy(self.array(f"channel_{name}")) for name in ("mean", "std"))
+        return ChannelStats(mean, std)
 
     @cached_property
     def transform(self) -> Transform | None:
-        """What the layers are coded with, where the encoding is the transform.
+        """Coder of the layers, where the encoding is the transform.
 
         Raises:
             CorruptStoreError: its arrays are missing or damaged.
@@ -108,15 +111,14 @@ class SplitReader(StoredSplit):
 
     @property
     def calibration(self) -> Calibration | None:
-        """What was taken from the calibration sample; None of float encodings.
+        """Calibration that the split is encoded with; None of float encodings.
 
         Raises:
             CorruptStoreError: its arrays are missing or damaged.
         """
         if not self.encoding.calibrated:
             return None
-        mean, std = (torch.from_numpy(self.array(f"channel_{name}")) for name in ("mean", "std"))
-        return Calibration(ChannelStats(mean, std), self.encoding_error, transform=self.transform)
+        return Calibration(self._channel_stats(), self.encoding_error, transform=self.transform)
 
     @property
     def error_names(self) -> list[str]:

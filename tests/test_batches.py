@@ -1,4 +1,4 @@
-"""What a forward pass gives becomes examples: padding, layers and hooks, and what does not fit."""
+"""Batches of a forward pass become examples: padding, layers and hooks; misfits are named."""
 
 from __future__ import annotations
 

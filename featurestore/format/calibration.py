@@ -55,7 +55,7 @@ class Calibration(NamedTuple):
         errors: by kind of token, (layers,) float32: the mean over tokens of the root mean square
             error over channels, in deviations of the channel.
         plain: the moments of all tokens alike, which older versions encoded with.
-        transform: What the layers are coded with, of the transform alone.
+        transform: Coder of the layers, of the transform alone.
     """
 
     stats: ChannelStats

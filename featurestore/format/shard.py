@@ -87,7 +87,7 @@ class ShardReader:
         record: Record of the split.
         committed: of the shard.
         lengths: (examples of the shard,) tokens of each.
-        transform: What its layers are coded with, where the encoding is the transform.
+        transform: Coder of its layers, where the encoding is the transform.
 
     Raises:
         CorruptStoreError: a file is missing or has another length, or index or scale are damaged.

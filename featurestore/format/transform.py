@@ -122,7 +122,7 @@ class Transform:
         Of a token whose activations there are massive it tells nothing: they come and go at once.
 
         Args:
-            below: What was decoded of the layer below; None of the first.
+            below: Decoded layer below; None of the first.
             layer: Place on the stored layer axis.
         """
         if below is None:
@@ -317,7 +317,7 @@ def fit(moments: LayerMoments, stats: ChannelStats, sample: Tensor, error: float
     """The transform of a calibration sample.
 
     Args:
-        moments: Of its tokens.
+        moments: Second moments of its tokens.
         stats: Channel statistics to standardise with.
         sample: (tokens, layers, hidden) on which step and tables are chosen.
         error: Root mean square error in deviations of the channel that the step is chosen for.
@@ -404,7 +404,7 @@ def _frequencies(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def _intervals(frequencies: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
-    """What `kernels.transform_decode` looks up, (classes · 4,096,)."""
+    """Intervals by state, as `kernels.transform_decode` looks them up, (classes · 4,096,)."""
     lengths = frequencies.reshape(-1)
     symbols = np.tile(np.arange(kernels.SYMBOLS), kernels.CLASSES)
     within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
@@ -414,7 +414,7 @@ def _intervals(frequencies: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
 
 
 def _offset(step: float) -> np.float32:
-    """What is added to a magnitude before it is cut off: half a step, or less where steps are wide.
+    """Addend to a magnitude before it is cut off: half a step, or less where steps are wide.
 
     Zero costs fewest bits, so values near the middle between two are worth more below (Sullivan
     1996, "Efficient scalar quantization of exponential and Laplacian random variables").

@@ -44,7 +44,7 @@ class ShardContent:
             ``layout.shard_tokens``.
         scale: (tokens, layers, …) or None.
         nonfinite: values that were NaN or infinite and were replaced.
-        transform: What its layers are coded with, where the encoding is the transform.
+        transform: Coder of its layers, where the encoding is the transform.
 
     Raises:
         InputError: the shapes are not those of the split.

@@ -66,7 +66,7 @@ Row = dict[str, Any]
 
 
 class LayerProbe(BaseModel):
-    """What is kept of a probe on one input, of classes or of scores."""
+    """Record of a probe on one input, of classes or of scores."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
