@@ -31,7 +31,7 @@ from typing import (
 from bertvision.errors import InputError, did_you_mean
 from bertvision.featurestore.format.layout import ENCODING_NAMES, EncodingName, get_encoding
 from bertvision.pipelines.options import Option, Options, PrecisionName, declared, flag
-from bertvision.pipelines.poolings import POOLINGS
+from bertvision.pipelines.poolings import POOLING_NAMES
 from bertvision.pipelines.reading import READ, Names, StrPath, parse_choice
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -118,7 +118,7 @@ SkipBad = Annotated[
 NewModel = Annotated[
     StrPath | None, Option("Make a workspace for the hidden states of this encoder alone.")
 ]
-Poolings = Annotated[Names, Option(f"Poolings of a window's tokens: {', '.join(POOLINGS)}.")]
+Poolings = Annotated[Names, Option(f"Poolings of a window's tokens: {POOLING_NAMES}.")]
 NewEncoding = Annotated[
     EncodingName | None,
     Option(f"How to store what is extracted (default int8): {ENCODING_NAMES}.", check=get_encoding),

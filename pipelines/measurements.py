@@ -17,7 +17,7 @@ from bertvision.errors import ProvenanceError, StoreNotFoundError, WorkspaceErro
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.format.records import Provenance, first_difference
 from bertvision.pipelines.options import Options
-from bertvision.pipelines.poolings import TokenPooling
+from bertvision.pipelines.poolings import TokenPooling, file_part
 from bertvision.pipelines.records import (
     Record,
     leave_out,
@@ -82,7 +82,7 @@ class Measurements(Record):
 
     def place(self, root: Path) -> Path:
         """Where the file is kept in the workspace at ``root``."""
-        name = f"{self.tag}-{self.pooling}-{self.settings.digest}.json"
+        name = f"{self.tag}-{file_part(self.pooling)}-{self.settings.digest}.json"
         return root / self.folder / self.dataset / name
 
     def write(self, root: Path) -> None:

@@ -241,7 +241,7 @@ def plan_extraction(
         for job in jobs:
             key = job.split, tokenizer_digest(encoder.tokenizer)
             if key not in cut:
-                cut[key] = data.windows(job.split, encoder.tokenizer)
+                cut[key] = data.windows(job.split, encoder.tokenizer, tokens)
                 check_lengths(encoder.size.max_length, cut[key])
             for pooling in tokens:
                 own = (p for p in parts if p.split == job.split)

@@ -3,13 +3,16 @@
 Special tokens take part in mean and maximum, as in the mean pooling of sentence encoders (Reimers
 and Gurevych 2019, arXiv:1908.10084): a window of BERT always has two of them. ``cls`` and ``sep``
 are the special tokens at the ends of a window; ``first`` and ``last`` the tokens inside of them, or
-at the ends where there are none, as after most decoders' prompts. NumPy and torch are imported by
-the functions that compute, because the command line lists the names.
+at the ends where there are none, as after most decoders' prompts; ``at:FIELD`` is the token to
+which a column of the data points, such as the last one of a subject. NumPy and torch are imported
+by the functions that compute, because the command line lists the names.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, get_args
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated
 
 from bertvision.errors import UnknownNameError
 
@@ -18,10 +21,54 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-TokenPooling = Literal["all", "cls", "sep", "mean", "max", "first", "last"]
+TokenPooling = Annotated[str, "a pooling, or all tokens"]  # told from other names by `reading.READ`
 """Tokens that an extraction keeps of a window: all, or one vector, a pooling of them."""
-POOLINGS: tuple[TokenPooling, ...] = get_args(TokenPooling)[1:]
-"""Poolings over a window's tokens, in the order in which they are listed."""
+POOLINGS: tuple[TokenPooling, ...] = ("cls", "sep", "mean", "max", "first", "last")
+"""Poolings over a window's tokens that any data have, in the order in which they are listed."""
+POOLING_NAMES = ", ".join([*POOLINGS, "at:FIELD"])
+"""All poolings, for help and messages."""
+_AT = "at:"
+_FIELD = re.compile(r"[a-z0-9_]{1,40}", re.ASCII)
+
+
+def check_pooling(name: str) -> TokenPooling:
+    """Return the name of a pooling.
+
+    Raises:
+        UnknownNameError: there is no such pooling.
+    """
+    field = column_of(name)
+    if name not in POOLINGS and field is None:
+        raise UnknownNameError(f"--pool {name!r}: choose {POOLING_NAMES}")
+    if field is not None and not _FIELD.fullmatch(field):
+        raise UnknownNameError(
+            f"--pool {name!r}: behind at: stands a column of the data whose name is of a-z, 0-9 "
+            "and _ alone, since the stored split is named after it: rename the column"
+        )
+    return name
+
+
+def column_of(pooling: TokenPooling) -> str | None:
+    """The column that points to the tokens of a pooling ``at:FIELD``; None of the others."""
+    return pooling.removeprefix(_AT) if pooling.startswith(_AT) else None
+
+
+def file_part(pooling: TokenPooling) -> str:
+    """A pooling as a part of names of files and stored splits: ``at:subject`` → ``at_subject``."""
+    return pooling.replace(":", "_")
+
+
+def from_file_part(part: str) -> TokenPooling | None:
+    """The pooling whose `file_part` this is, or None."""
+    if part in POOLINGS:
+        return part
+    return f"at:{part[3:]}" if part.startswith("at_") and len(part) > 3 else None
+
+
+def pooling_order(pooling: TokenPooling) -> tuple[int, str]:
+    """Key that sorts poolings as they are listed."""
+    known = POOLINGS.index(pooling) if pooling in POOLINGS else len(POOLINGS)
+    return known, pooling
 
 
 SpecialEnds = tuple[bool, bool]
@@ -33,6 +80,7 @@ def pool(
     lengths: npt.NDArray[np.integer],
     pooling: TokenPooling,
     special: SpecialEnds = (True, True),
+    places: Mapping[TokenPooling, npt.NDArray[np.integer]] | None = None,
 ) -> Tensor:
     """A vector for each window, from the hidden states of its tokens.
 
@@ -42,8 +90,9 @@ def pool(
     Args:
         states: (tokens, …) of windows one after another, without padding.
         lengths: (windows,) tokens of each, at least 1.
-        pooling: One of `POOLINGS`.
+        pooling: Name of the pooling.
         special: Special tokens at the ends of each window.
+        places: By pooling ``at:FIELD``, (windows,) the token of each, counted inside the window.
 
     Returns:
         (windows, …) in the type of ``states``.
@@ -54,6 +103,9 @@ def pool(
     import numpy as np
     import torch
 
+    if places and pooling in places:
+        begins = np.cumsum(lengths, dtype=np.int64) - lengths
+        return states[torch.from_numpy(begins + places[pooling]).to(states.device)]
     if (rows := _rows(lengths, pooling, special)) is not None:
         return states[torch.from_numpy(rows).to(states.device)]
     counts = torch.from_numpy(np.asarray(lengths, np.int64)).to(states.device)

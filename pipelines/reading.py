@@ -13,7 +13,12 @@ from typing import Any, Final, NamedTuple, get_args
 from bertvision.errors import InputError
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.options import PrecisionName
-from bertvision.pipelines.poolings import POOLINGS, TokenPooling
+from bertvision.pipelines.poolings import (
+    TokenPooling,
+    check_pooling,
+    file_part,
+    from_file_part,
+)
 
 StrPath = str | os.PathLike[str]
 Names = str | Iterable[str]
@@ -100,14 +105,13 @@ def parse_indices(value: Indices, option: str, such_as: str) -> tuple[int, ...]:
         raise InputError(f"{option} {value!r}: give {such_as}") from None
 
 
-def parse_poolings(value: Names, option: str = "--pool") -> tuple[TokenPooling, ...]:
+def parse_poolings(value: Names) -> tuple[TokenPooling, ...]:
     """``cls,mean`` → poolings, each once.
 
     Raises:
         InputError: one is not known.
     """
-    names = dict.fromkeys(parse_names(value))
-    return tuple(parse_choice(name, POOLINGS, option) for name in names)
+    return tuple(map(check_pooling, dict.fromkeys(parse_names(value))))
 
 
 def parse_tokens(value: Names) -> tuple[TokenPooling, ...]:
@@ -233,7 +237,7 @@ class StoredName(NamedTuple):
             InputError: it has too many parts.
         """
         parts = name.split("-")
-        pooling = next((p for p in POOLINGS if p == parts[-1]), None) if len(parts) > 1 else None
+        pooling = from_file_part(parts[-1]) if len(parts) > 1 else None
         parts = parts[:-1] if pooling else parts
         sites = len(parts) > 1 and parts[-1] == _SITES
         parts = parts[:-1] if sites else parts
@@ -248,7 +252,7 @@ class StoredName(NamedTuple):
     @property
     def name(self) -> str:
         """As it is written: ``train``, ``dev-cls``, ``bigram_shift-test-mean``, ``dev-sites``."""
-        pooling = None if self.tokens == "all" else self.tokens
+        pooling = None if self.tokens == "all" else file_part(self.tokens)
         parts = [self.dataset, self.split, _SITES if self.sites else None, pooling]
         return "-".join(part for part in parts if part is not None)
 

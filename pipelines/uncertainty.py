@@ -356,7 +356,9 @@ class Interval(NamedTuple):
     high: float
 
 
-def share(correct: npt.NDArray[np.bool_], seed: int = 0) -> Interval:
+def share(
+    correct: npt.NDArray[np.bool_], seed: int = 0, clusters: Sequence[Hashable] | None = None
+) -> Interval:
     """Share of examples that are right.
 
     The number of right ones in a resample of n is binomial(n, share): it is drawn as such, which is
@@ -365,13 +367,19 @@ def share(correct: npt.NDArray[np.bool_], seed: int = 0) -> Interval:
     Args:
         correct: (examples,) whether each is right.
         seed: Seed of the draws.
+        clusters: (examples,) cluster of each, which are drawn in their place; None draws examples.
     """
+    if clusters is not None:
+        return _of_clusters(correct.astype(np.float64), clusters, seed)
     n, right = len(correct), int(correct.sum())
     return _of_counts(right, np.random.default_rng(seed).binomial(n, right / n, _SHARES), n)
 
 
 def share_difference(
-    first: npt.NDArray[np.bool_], second: npt.NDArray[np.bool_], seed: int = 0
+    first: npt.NDArray[np.bool_],
+    second: npt.NDArray[np.bool_],
+    seed: int = 0,
+    clusters: Sequence[Hashable] | None = None,
 ) -> Interval:
     """Share of the first that is right less that of the second, on the same examples.
 
@@ -381,12 +389,22 @@ def share_difference(
         first: (examples,) whether each is right.
         second: (examples,) likewise, in the same order.
         seed: Seed of the draws.
+        clusters: As in `share`.
     """
+    if clusters is not None:
+        return _of_clusters(first.astype(np.float64) - second, clusters, seed)
     n = len(first)
     gained, lost = int((first & ~second).sum()), int((~first & second).sum())
     shares = [gained / n, lost / n, (n - gained - lost) / n]
     drawn = np.random.default_rng(seed).multinomial(n, shares, _SHARES)
     return _of_counts(gained - lost, drawn[:, 0] - drawn[:, 1], n)
+
+
+def _of_clusters(values: Floats, clusters: Sequence[Hashable], seed: int) -> Interval:
+    sums, sizes = _by_cluster(values, clusters)
+    drawn = resampled_means(sums, sizes, _SHARES, np.random.default_rng(seed))
+    low, high = percentiles(drawn)
+    return Interval(100 * float(values.mean()), 100 * float(low), 100 * float(high))
 
 
 def _of_counts(count: int, drawn: Ints, n: int) -> Interval:

@@ -193,7 +193,7 @@ def test_a_value_that_is_not_allowed_is_named_with_its_option(
 
 def test_an_option_is_named_as_the_command_line_names_it() -> None:
     with pytest.raises(
-        InputError, match=r"^--pool 'top': choose all, cls, sep, mean, max, first or last$"
+        InputError, match=r"^--pool 'top': choose cls, sep, mean, max, first, last, at:FIELD$"
     ):
         ExtractOptions(tokens="top")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="^--epochs 0: "):

@@ -272,7 +272,7 @@ def test_first_and_last_token_are_poolings_where_they_are_special(name: str, fol
     assert (begins, ends) == FAMILIES[name].ends
     check_poolings(["mean", "max", "all"], tokenizer)
     allowed = [p for p, has in (("cls", begins), ("sep", ends)) if has]
-    allowed += ["mean", "max", "first", "last"]
+    allowed += ["mean", "max", "first", "last", "at:FIELD"]
     for pooling, has in (("cls", begins), ("sep", ends)):
         if has:
             check_poolings([pooling], tokenizer)  # type: ignore[list-item]

@@ -38,7 +38,7 @@ from bertvision.pipelines.declare import DataSource, FromStore, PrecisionOption,
 from bertvision.pipelines.files import to_json
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.plotting import Chart, curves
-from bertvision.pipelines.poolings import POOLINGS
+from bertvision.pipelines.poolings import POOLING_NAMES
 from bertvision.pipelines.progress import progress
 from bertvision.pipelines.reading import Names, Tag, parse_names, parse_poolings, parse_tag, text_of
 from bertvision.pipelines.records import Count
@@ -394,7 +394,7 @@ def languages(
     text: Annotated[str | None, Option(decides=False)] = None,
     label: Annotated[str | None, Option(decides=False)] = None,
     pool: Annotated[
-        str, Option(f"Pooling of a text's tokens: {', '.join(POOLINGS)}.", apart=True)
+        str, Option(f"Pooling of a text's tokens: {POOLING_NAMES}.", apart=True)
     ] = "mean",
     texts: Annotated[int, Option(ge=10)] = 1_000,
     translations: Annotated[bool, Option(apart=True)] = False,

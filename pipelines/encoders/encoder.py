@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import ceil
 from typing import Protocol
 
@@ -32,7 +33,7 @@ from bertvision.pipelines.encoders.padding_trial import (
     trial_rows,
     trial_windows,
 )
-from bertvision.pipelines.poolings import SpecialEnds, TokenPooling
+from bertvision.pipelines.poolings import SpecialEnds, TokenPooling, column_of
 from bertvision.pipelines.precision import Precision, autocast, device
 from bertvision.pipelines.tasks.windows import Windows
 
@@ -115,6 +116,8 @@ class Encoder:
         self.attention = self._forward.attention
         is_padded = isinstance(self._forward, PaddedForward)
         trial = trial_windows(PADDED if is_padded else PACKED, *_sizes(self.model))
+        pointed = {p: np.zeros(len(trial), np.int32) for p in self.tokens if column_of(p)}
+        trial = replace(trial, places=pointed)
         if isinstance(self._forward, PaddedForward):
             self._forward.batching = "single" if alone else first_batching(model.config)
         self._try(trial, np.arange(len(trial)))
@@ -223,7 +226,7 @@ class Encoder:
         self, windows: Windows, rows: npt.NDArray[np.int64], precision: Precision
     ) -> list[Tensor]:
         windows, rows = windows.separated(rows)
-        self._kept.begin(windows.n_tokens[rows])
+        self._kept.begin(windows.n_tokens[rows], windows.places_of(rows))
         with torch.inference_mode(), autocast(precision, self.device):
             self._forward(windows, rows, self._kept)
         return self._kept.result()

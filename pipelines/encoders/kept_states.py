@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bertvision.errors import InputError
-from bertvision.pipelines.poolings import POOLINGS, SpecialEnds, TokenPooling, pool
+from bertvision.pipelines.poolings import POOLING_NAMES, SpecialEnds, TokenPooling, pool
 from bertvision.pipelines.tasks.windows import special_ends
 
 
@@ -26,9 +26,10 @@ def check_poolings(poolings: Sequence[TokenPooling], tokenizer: Any) -> None:
         InputError: cls or sep, and windows do not begin, or end, with a special token.
     """
     begins, ends = special_ends(tokenizer)
-    allowed = [p for p in POOLINGS if (p != "cls" or begins) and (p != "sep" or ends)]
+    lacking = {name for name, there in (("cls", begins), ("sep", ends)) if not there}
     for pooling in poolings:
-        if pooling not in (*allowed, "all"):
+        if pooling in lacking:
+            allowed = [name for name in POOLING_NAMES.split(", ") if name not in lacking]
             where = "begin" if pooling == "cls" else "end"
             raise InputError(
                 f"pooling {pooling!r}: windows of {tokenizer.name_or_path!r} do not {where} with a "
@@ -69,11 +70,22 @@ class KeptStates:
         self._memory = torch.empty(0, device=where)
         self._room: dict[TokenPooling, Tensor] = {}
         self._lengths: npt.NDArray[np.integer] = np.zeros(0, np.int32)
+        self._pointed: Mapping[TokenPooling, npt.NDArray[np.integer]] = {}
 
-    def begin(self, lengths: npt.NDArray[np.integer]) -> None:
-        """Make room for windows of these lengths, (windows,), in memory that is used again."""
+    def begin(
+        self,
+        lengths: npt.NDArray[np.integer],
+        places: Mapping[TokenPooling, npt.NDArray[np.integer]] | None = None,
+    ) -> None:
+        """Make room for a batch of windows, in memory that is used again.
+
+        Args:
+            lengths: (windows,) tokens of each.
+            places: By pooling ``at:FIELD``, (windows,) its token in each.
+        """
         self._given.clear()
         self._lengths = lengths
+        self._pointed = places or {}
         shapes = {
             pooling: (len(places), int(kept_tokens(pooling, lengths).sum()), self._hidden)
             for pooling, places in self._places.items()
@@ -95,12 +107,14 @@ class KeptStates:
             state: (tokens, hidden) of windows one after another, without padding.
             windows: (group,) which of the batch they are, in this order; None is all of them.
         """
-        lengths = self._lengths if windows is None else self._lengths[windows]
+        chosen = slice(None) if windows is None else windows
+        lengths = self._lengths[chosen]
+        pointed = {pooling: rows[chosen] for pooling, rows in self._pointed.items()}
         for pooling, places in self._places.items():
             if layer in places:
                 value = state
                 if pooling != "all":
-                    value = pool(state.float(), lengths, pooling, self._special)
+                    value = pool(state.float(), lengths, pooling, self._special, pointed)
                 self._put(pooling, places[layer], value, windows)
         self._given.add(layer)
 

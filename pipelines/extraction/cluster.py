@@ -95,7 +95,8 @@ def _open(
         writers = {pooling: granted_writer(grant) for pooling, grant in grants}
         workspace = Workspace.find(job.root).at(str(grants[0][1].store))
         loaded = load_sources(workspace, [job])[job]
-        windows = workspace.dataset(job.options.dataset).windows(job.split, loaded.tokenizer)
+        data = workspace.dataset(job.options.dataset)
+        windows = data.windows(job.split, loaded.tokenizer, job.options.tokens or ())
         loaded.check(windows)
     except (StoreNotFoundError, WorkspaceError, InputError, FileNotFoundError) as error:
         raise ClusterError(

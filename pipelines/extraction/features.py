@@ -17,7 +17,7 @@ from bertvision.pipelines.extraction.job import ExtractionJob
 from bertvision.pipelines.extraction.layers import kept_layers
 from bertvision.pipelines.extraction.pooled_split import PooledSplit
 from bertvision.pipelines.extraction.stored_tokens import find_tokens
-from bertvision.pipelines.poolings import POOLINGS, TokenPooling
+from bertvision.pipelines.poolings import POOLING_NAMES, TokenPooling, check_pooling
 from bertvision.pipelines.precision import resolve_precision
 from bertvision.pipelines.workspace.job_options import ExtractOptions
 from bertvision.pipelines.workspace.pretrained import ensure_snapshot
@@ -52,7 +52,7 @@ def ensure_features(
         tags: the snapshots.
         dataset: an added data set; None is the workspace's own data.
         splits: Splits of the data.
-        poolings: Some of `poolings.POOLINGS`.
+        poolings: Names of poolings (see `pipelines.poolings`).
         layers: Layers that must be there; None is every hidden state, without the pooler's output.
             Where nothing is stored yet all are extracted.
         encoding: Encoding of what is missing, and asked of what is stored; None is int8 for what is
@@ -66,11 +66,10 @@ def ensure_features(
         ProvenanceError: what is stored was extracted from another snapshot or other data, lacks a
             layer, or differs in a setting from what was asked or from what it is compared with.
     """
-    unknown = [pooling for pooling in poolings if pooling not in POOLINGS]
-    if unknown or not poolings:
-        raise InputError(
-            f"--pool {','.join(map(str, poolings))}: choose from {', '.join(POOLINGS)}"
-        )
+    if not poolings:
+        raise InputError(f"--pool: name one or more of {POOLING_NAMES}")
+    for pooling in poolings:
+        check_pooling(pooling)
     for tag in tags:
         ensure_snapshot(workspace, tag)
     arithmetic = resolve_precision(precision)

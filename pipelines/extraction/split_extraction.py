@@ -154,7 +154,7 @@ class SplitExtraction:
         self.tokens = job.options.tokens or ()
         self.started = time.perf_counter()
         self.source = loaded.source
-        self.windows = data.task.windows(items, loaded.tokenizer, data.config)
+        self.windows = data.windows(job.split, loaded.tokenizer, self.tokens)
         loaded.check(self.windows)
         # an unknown word is a word
         special = {*loaded.tokenizer.all_special_ids} - {loaded.tokenizer.unk_token_id}

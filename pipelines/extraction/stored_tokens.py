@@ -57,7 +57,13 @@ from bertvision.pipelines.extraction.job import (
 )
 from bertvision.pipelines.extraction.layers import kept_layers
 from bertvision.pipelines.extraction.pooled_split import PooledSplit
-from bertvision.pipelines.poolings import POOLINGS, SpecialEnds, TokenPooling, pool_numpy
+from bertvision.pipelines.poolings import (
+    SpecialEnds,
+    TokenPooling,
+    check_pooling,
+    column_of,
+    pool_numpy,
+)
 from bertvision.pipelines.reading import StoredName
 from bertvision.pipelines.tasks.windows import Windows, special_ends
 from bertvision.pipelines.workspace.records import read_snapshot_info
@@ -149,7 +155,7 @@ class StoredTokens:
         """
         import dask
 
-        self._kept.begin(windows.n_tokens[rows])
+        self._kept.begin(windows.n_tokens[rows], windows.places_of(rows))
         examples = self._place[rows]
         shards = self._split.plan.shard[examples]
         pool = dask.delayed(self._pool, pure=False, traverse=False)  # type: ignore[attr-defined]
@@ -231,7 +237,7 @@ def pool_split(
 
     Args:
         split: a complete split of all tokens.
-        poolings: Some of `poolings.POOLINGS`, in the order of the axis. Of an encoder whose windows
+        poolings: Names of poolings, in the order of the axis. Of an encoder whose windows
             do not begin or end with a special token, cls or sep is a token like any other (see
             `encoders.kept_states.check_poolings`).
         layers: indices of hidden states, or all.
@@ -244,14 +250,12 @@ def pool_split(
         InputError: no pooling, one twice, or the split is pooled already.
         IncompleteSplitError: shards are not committed yet.
     """
-    for pooling in poolings:
-        if pooling not in POOLINGS:
-            raise UnknownNameError(f"no pooling {pooling!r}: there are {', '.join(POOLINGS)}")
-    if inside := {"first", "last"}.intersection(poolings):
-        raise InputError(
-            f"pooling {min(inside)!r} depends on the tokenizer: make it with `bertvision extract "
-            f"--pool {min(inside)}`, which pools stored tokens too, and read that split"
-        )
+    for pooling in map(check_pooling, poolings):
+        if pooling in ("first", "last") or column_of(pooling):
+            raise InputError(
+                f"pooling {pooling!r} depends on the tokenizer: make it with `bertvision extract "
+                f"--pool {pooling}`, which pools stored tokens too, and read that split"
+            )
     if not poolings or len(set(poolings)) < len(poolings):
         raise InputError(f"poolings {list(poolings)}: name at least one, each once")
     tokens = split.record.provenance.get("tokens", "all")

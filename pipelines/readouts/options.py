@@ -71,6 +71,13 @@ class ProbeOptions(Options):
     folds: Annotated[int, Option("Parts of the cross-validation, for data in one piece.", ge=2)] = (
         10
     )
+    group: Annotated[
+        str | None,
+        Option(
+            "Column of groups (task csv), each scored by probes of the others alone.", later=True
+        ),
+    ] = None
+    """Leaves one group out at a time, in the place of ``folds``, of data in one piece."""
     dev_fraction: Annotated[float, Option(gt=0, lt=1)] = 0.1
     """Part of the training examples that is held out where the data have no dev split."""
     seed: Annotated[int, Option("Seed of starts, batches and folds.", ge=0, lt=1 << 63)] = 1111

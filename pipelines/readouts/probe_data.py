@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -50,8 +50,10 @@ class Labelled(NamedTuple):
 
     labels: Rows
     """(examples,) index of the class; −1 where there is none."""
-    groups: Sequence[Hashable]
-    """(examples,) groups that must stay together: the texts."""
+    texts: Sequence[Hashable]
+    """(examples,) texts, equal ones of which must stay together."""
+    groups: Sequence[Hashable] | None = None
+    """(examples,) groups of which each is left out once; None deals the texts into folds."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,8 @@ class ProbeData:
     """Contradictions of each split, and what it shares with others."""
     scores: Floats | None = None
     """(examples,) score of each, NaN where there is none; None of classes. Labels are then 0."""
+    groups: list[str] | None = None
+    """(examples,) group of each, of data whose groups are left out one by one."""
 
     @property
     def name(self) -> str:
@@ -86,6 +90,14 @@ class ProbeData:
     def scored(self) -> Rows:
         """Numbers of the examples that are scored, in order."""
         return np.sort(np.concatenate([fold.test for fold in self.folds]))
+
+    @property
+    def scored_groups(self) -> list[int] | None:
+        """(scored,) number of the group of each scored example, in order; None without groups."""
+        if self.groups is None:
+            return None
+        numbers: list[int] = cluster_numbers([self.groups[i] for i in self.scored]).tolist()
+        return numbers
 
     @property
     def counts(self) -> dict[str, int]:
@@ -138,7 +150,10 @@ def read_data(dataset: Dataset, options: ProbeOptions) -> ProbeData:
         if np.isfinite(given).any():
             own = [x.text if x.pair is None else f"{x.text}\t{x.pair}" for x in sentences]
             present = np.where(np.isfinite(given), 0.0 if not dataset.classes else given, -1)
-            labels[name] = Labelled(present.astype(np.int64), own)
+            groups = None
+            if options.group is not None:
+                groups = _groups(dataset.column(name, options.group), sentences, options.group)
+            labels[name] = Labelled(present.astype(np.int64), own, groups)
             scores.append(given)
             texts += own
     if not labels:
@@ -160,6 +175,7 @@ def read_data(dataset: Dataset, options: ProbeOptions) -> ProbeData:
         folds=folds,
         soundness=soundness({name: map(dataset.task.example, items[name]) for name in labels}),
         scores=None if dataset.classes else np.concatenate(scores),
+        groups=[str(group) for part in labels.values() for group in part.groups or ()] or None,
     )
 
 
@@ -169,7 +185,8 @@ def partition(splits: Mapping[str, Labelled], options: ProbeOptions) -> list[Fol
     With train, dev and test, these are used as they are. Without a test split, or with one that has
     no labels, dev is scored, and a seeded, stratified part of train is held out in its place.
     Without dev it is held out likewise. A data set in one piece is cross-validated: every example
-    is scored once, by the probe of the fold that did not see it.
+    is scored once, by the probe of the fold that did not see it. With groups each of these is a
+    fold; of its texts the training sees none, not even those that other groups have too.
 
     SentEval (``senteval/tools/validation.py``) chooses the weight decay of data without dev by a
     cross-validation inside the training examples, ten times the work; here the held-out part does
@@ -180,24 +197,32 @@ def partition(splits: Mapping[str, Labelled], options: ProbeOptions) -> list[Fol
         options: Settings with ``folds``, ``dev_fraction`` and ``seed``.
 
     Raises:
-        InputError: a part would be empty.
+        InputError: a part would be empty, or there are groups and splits to score.
     """
     start, rows = 0, dict[str, Rows]()
     for name, split in splits.items():
         rows[name] = start + np.flatnonzero(split.labels >= 0)
         start += len(split.labels)
     labels = np.concatenate([split.labels for split in splits.values()])
-    groups = [group for split in splits.values() for group in split.groups]
+    texts = [text for split in splits.values() for text in split.texts]
+    groups = [group for split in splits.values() for group in split.groups or ()]
     present = [name for name in rows if len(rows[name])]
 
     def dealt(some: Rows, parts: int) -> Rows:
-        return stratified(labels[some], [groups[i] for i in some], parts, options.seed)
+        return stratified(labels[some], [texts[i] for i in some], parts, options.seed)
 
     def hold_out(some: Rows, test: Rows) -> Fold:
         part = dealt(some, max(2, round(1 / options.dev_fraction)))
         return Fold(some[part != 0], some[part == 0], test)
 
-    if {"train", "dev", "test"} <= set(present):
+    if groups:
+        if len(present) > 1:
+            raise InputError(
+                f"--group {options.group}: the data have the splits {', '.join(present)}, which "
+                "say what is scored: give them in one file, or leave the option out"
+            )
+        folds = [hold_out(*part) for part in _left_out(groups, texts, rows[present[0]])]
+    elif {"train", "dev", "test"} <= set(present):
         folds = [Fold(rows["train"], rows["dev"], rows["test"])]
     elif "train" in present and len(present) > 1:
         scored = "test" if "test" in present else "dev" if "dev" in present else present[-1]
@@ -206,8 +231,41 @@ def partition(splits: Mapping[str, Labelled], options: ProbeOptions) -> list[Fol
         every = np.concatenate(list(rows.values()))
         part = dealt(every, options.folds)
         folds = [hold_out(every[part != k], every[part == k]) for k in range(options.folds)]
-    _check(folds, labels, len(set(groups)))
+    _check(folds, labels, len(set(texts)))
     return folds
+
+
+def _groups(values: Sequence[Any], sentences: Sequence[Sentence], column: str) -> list[str]:
+    """The group of each example, as text.
+
+    Raises:
+        InputError: an example has none, or all have the same.
+    """
+    for value, sentence in zip(values, sentences, strict=True):
+        if not isinstance(value, str | int) or (isinstance(value, str) and not value.strip()):
+            raise InputError(
+                f"--group {column}: {sentence.id} has {value!r}: give every example a group, a "
+                "text or a number"
+            )
+    groups = [str(value).strip() for value in values]
+    if len(set(groups)) < 2:
+        raise InputError(
+            f"--group {column}: all {len(groups)} examples are of one group: there must be another "
+            "to learn from"
+        )
+    return groups
+
+
+def _left_out(
+    groups: Sequence[Hashable], texts: Sequence[Hashable], scored: Rows
+) -> Iterator[tuple[Rows, Rows]]:
+    """Numbers of the examples to learn from and of those to score, a pair for each group."""
+    numbers = cluster_numbers([groups[i] for i in scored])
+    for number in range(numbers.max() + 1):
+        test = scored[numbers == number]
+        seen = {texts[i] for i in test}
+        train = [i for i in scored[numbers != number] if texts[i] not in seen]
+        yield np.array(train, np.int64), test
 
 
 def stratified(labels: Rows, groups: Sequence[Hashable], parts: int, seed: int) -> Rows:

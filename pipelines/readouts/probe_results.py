@@ -89,7 +89,7 @@ class ProbeRecord(LayerProbe):
     accuracy: float
     """Per cent of the scored examples."""
     low: float
-    """Lower end of its 95 % interval over resampled examples."""
+    """Lower end of its 95 % interval over resampled examples, or over groups of them."""
     high: float
     """Upper end."""
     epochs: list[int]
@@ -190,6 +190,8 @@ class ProbeFile(LayerProbes[ProbeRecord]):
     classes: list[str]
     majority: float
     """Per cent that the most frequent class of the training examples scores."""
+    groups: list[int] | None = None
+    """Number of the group of each scored example, which intervals draw; None draws examples."""
 
 
 def probe(
@@ -285,6 +287,7 @@ def _new(data: ProbeData, splits: Sequence[PooledSplit], options: ProbeOptions) 
         classes=list(data.classes),
         examples=data.counts,
         majority=float(np.average(guesses, weights=[len(f.test) for f in data.folds])),
+        groups=data.scored_groups,
         soundness=data.soundness,
     )
 
@@ -476,9 +479,10 @@ class Probing:
     def _train(self, problem: Problem, group: Sequence[Wanted]) -> None:
         trained = measure(problem, self.data)
         for i, key in enumerate(group):
+            of_accuracy = share(trained.correct[i], clusters=self.data.scored_groups)
             record = ProbeRecord(
                 layers=key.layers,
-                **dict(zip(("accuracy", "low", "high"), share(trained.correct[i]), strict=True)),
+                **dict(zip(("accuracy", "low", "high"), of_accuracy, strict=True)),
                 held_out=float(trained.held_out[i]),
                 weight_decay=trained.weight_decay[:, i].tolist(),
                 epochs=trained.epochs[:, i].tolist(),
@@ -516,7 +520,9 @@ def probe_rows(files: Iterable[ProbeFile]) -> list[Row]:
         for record in file.probes:
             scored = file.examples["scored"]
             other = twin.find(record.layers) if twin else None
-            gain = share_difference(record.bits(scored), other.bits(scored)) if other else None
+            gain = other and share_difference(
+                record.bits(scored), other.bits(scored), clusters=file.groups
+            )
             control = record.control
             rows.append(
                 {

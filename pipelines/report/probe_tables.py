@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 
 from bertvision.featurestore.format.names import SnapshotTag
-from bertvision.pipelines.poolings import POOLINGS
+from bertvision.pipelines.poolings import POOLINGS, pooling_order
 from bertvision.pipelines.readouts.probe_results import DOUBTFUL, ProbeFile, Row
 from bertvision.pipelines.records import digest_of
 from bertvision.pipelines.report.section import Table
@@ -60,7 +60,7 @@ def by_registry(names: set[str]) -> list[str]:
 
 def _best(rows: Sequence[Row]) -> Table:
     """A row for each data set, snapshot and kind of probe, with the best layer of each pooling."""
-    poolings = [p for p in POOLINGS if any(r["pooling"] == p for r in rows)]
+    poolings = sorted({r["pooling"] for r in rows}, key=pooling_order)
     lines: dict[tuple[str, str, str], Row] = {}
     for r in rows:
         line = lines.setdefault(
@@ -162,7 +162,7 @@ def _in_order(rows: Sequence[Row]) -> list[Row]:
             place[r["dataset"]],
             r["settings"],
             SnapshotTag(r["tag"]).fraction,
-            POOLINGS.index(r["pooling"]),
+            pooling_order(r["pooling"]),
         ),
     )
 
@@ -269,7 +269,7 @@ def _means(rows: Sequence[Row]) -> list[Table]:
                 )
     if not lines:
         return []
-    poolings = [p for p in POOLINGS if any(row["pooling"] == p for row in rows)]
+    poolings = sorted({row["pooling"] for row in rows}, key=pooling_order)
     cells = [f"{p}_{over}" for p in poolings for over in ("layers", "best")]
     told = "; ".join(f"{name}: {', '.join(names)}" for name, names in CATEGORIES.items())
     remarks = [f"Categories are those of Conneau et al. 2018: {told}."]
@@ -350,17 +350,21 @@ def _categories(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _by(rows: Iterable[Row], *keys: str) -> dict[tuple[str, ...], list[Row]]:
+    """Rows by some columns, snapshots in their order and poolings in theirs."""
     groups = grouped(rows, lambda row: tuple(row[key] for key in keys))
-    order = sorted(groups, key=_place) if keys[0] in ("tag", "pooling") else list(groups)
+
+    def place(key: tuple[str, ...]) -> tuple[object, ...]:
+        ranks: dict[str, Callable[[str], object]] = {
+            "tag": lambda tag: SnapshotTag(tag).fraction,
+            "pooling": pooling_order,
+        }
+        return tuple(
+            ranks[name](part) if name in ranks else part
+            for name, part in zip(keys, key, strict=True)
+        )
+
+    order = sorted(groups, key=place) if keys[0] in ("tag", "pooling") else list(groups)
     return {key: groups[key] for key in order}
-
-
-def _place(key: tuple[str, ...]) -> tuple[object, ...]:
-    """Snapshots in their order, poolings in theirs."""
-    return tuple(
-        POOLINGS.index(part) if part in POOLINGS else SnapshotTag(part).fraction if i == 0 else part
-        for i, part in enumerate(key)
-    )
 
 
 def _which(rows: Sequence[Row], settings: str) -> str:

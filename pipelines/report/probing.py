@@ -10,7 +10,7 @@ import numpy as np
 
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.plotting import MOST_PANELS, SERIES, Curves, HeatMap, curves
-from bertvision.pipelines.poolings import POOLINGS
+from bertvision.pipelines.poolings import pooling_order
 from bertvision.pipelines.readouts.probe_results import DOUBTFUL, ProbeFile, Row, probe_rows
 from bertvision.pipelines.report.probe_tables import COMMAND, SOURCE, by_registry, probe_tables
 from bertvision.pipelines.report.section import Figure, Reading, Section
@@ -106,7 +106,7 @@ def _curves(single: Sequence[Row], tasks: Sequence[str], pooling: str) -> list[F
     """Snapshots side by side, what they gained over the twin, and the poolings of the first."""
     tags = [str(tag) for tag in sorted({SnapshotTag(r["tag"]) for r in single})]
     trained = [tag for tag in tags if not SnapshotTag(tag).is_untrained] or tags
-    poolings = [p for p in POOLINGS if any(r["pooling"] == p for r in single)]
+    poolings = sorted({r["pooling"] for r in single}, key=pooling_order)
     of_pooling = [r for r in single if r["pooling"] == pooling]
     figures = []
     if len(tags) > 1:

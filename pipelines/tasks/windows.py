@@ -65,6 +65,13 @@ class Windows:
     no token sees those of another item, and positions begin anew. None: the item of the window."""
     token_fields: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     """(tokens,) each: what a store keeps of tokens beside these, such as a loss mask."""
+    places: Mapping[str, Int32Array] = field(default_factory=dict)
+    """By pooling ``at:FIELD``, (windows,) the token to which the column points, counted inside the
+    window."""
+
+    def places_of(self, rows: npt.NDArray[np.int64]) -> dict[str, Int32Array]:
+        """`places` of some windows, (batch,) numbers: (batch,) each."""
+        return {pooling: tokens[rows] for pooling, tokens in self.places.items()}
 
     @property
     def first_token(self) -> npt.NDArray[np.int64]:
@@ -91,6 +98,7 @@ class Windows:
             {name: values[tokens].copy() for name, values in self.token_labels.items()},
             None if self.parts is None else self.parts[tokens].copy(),
             {name: values[tokens].copy() for name, values in self.token_fields.items()},
+            {pooling: values[rows].copy() for pooling, values in self.places.items()},
         )
 
     def separated(self, rows: npt.NDArray[np.int64]) -> tuple[Windows, npt.NDArray[np.int64]]:

@@ -7,17 +7,19 @@ comes from is kept in ``datasets/<name>.json``, with digests, so that it need be
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertvision.errors import InputError, WorkspaceError
 from bertvision.featurestore.format.records import first_difference
 from bertvision.pipelines.files import sha256_of_files
+from bertvision.pipelines.poolings import TokenPooling, column_of
 from bertvision.pipelines.records import validated, write_record
 from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.tasks.registry import find_task, name_task
-from bertvision.pipelines.tasks.sentences.labelled import with_columns
+from bertvision.pipelines.tasks.sentences.labelled import LabelledTask, with_columns
+from bertvision.pipelines.tasks.sentences.task import pointed_tokens
 from bertvision.pipelines.tasks.soundness import report_doubts, report_shared, report_skipped
 from bertvision.pipelines.tasks.task import Task, load_task
 from bertvision.pipelines.workspace.config import DataConfig, FinetuneConfig, WorkspaceConfig
@@ -100,17 +102,21 @@ class Dataset:
             data = self.task.read(self.source(split), origin, self.config)
         except InputError as error:
             raise WorkspaceError(f"split {split!r} cannot be read again: {error}") from error
-        if data.sha256 != recorded.sha256:
-            raise WorkspaceError(
-                f"{recorded.source} changed since it was first read for this workspace (sha256 "
-                f"{data.sha256[:12]}…, recorded {recorded.sha256[:12]}…): put the old file back, "
-                "or start another --workspace"
-            )
+        self._check_digest(split, data.sha256)
         out = {*recorded.misfits, *recorded.shared}
         items = [item for item in data.items if item.id not in out] if out else data.items
         if self.finetune is None:
             return items
         return select_items(items, split, self.config, self.finetune, self.task)
+
+    def _check_digest(self, split: str, sha256: str) -> None:
+        recorded = self.data[split]
+        if sha256 != recorded.sha256:
+            raise WorkspaceError(
+                f"{recorded.source} changed since it was first read for this workspace (sha256 "
+                f"{sha256[:12]}…, recorded {recorded.sha256[:12]}…): put the old file back, "
+                "or start another --workspace"
+            )
 
     def source(self, split: str) -> str:
         """Where a split comes from: a path, or a name on the hub.
@@ -126,13 +132,56 @@ class Dataset:
                     return str(place)
         return recorded.source
 
-    def windows(self, split: str, tokenizer: Any) -> Windows:
+    def windows(self, split: str, tokenizer: Any, poolings: Iterable[TokenPooling] = ()) -> Windows:
         """The windows of a split's items, made anew at each call.
 
         They are not kept as the items are: they are the tokenizer's as well, and those of SQuAD's
         train would be 280 MB more, beside a model that is trained on them once.
+
+        Args:
+            split: Name of the split.
+            tokenizer: Tokenizer of the encoder.
+            poolings: Poolings, of which ``at:FIELD`` need to know their tokens.
+
+        Raises:
+            InputError: a column is missing, or does not point to a token.
+            WorkspaceError: the source is gone or not what it was.
         """
-        return self.task.windows(self.items(split), tokenizer, self.config)
+        items = self.items(split)
+        windows = self.task.windows(items, tokenizer, self.config)
+        columns = {pooling: column_of(pooling) for pooling in poolings}
+        places = {
+            pooling: pointed_tokens(
+                windows, items, self.column(split, column, positions=True), column
+            )
+            for pooling, column in columns.items()
+            if column is not None
+        }
+        return replace(windows, places=places) if places else windows
+
+    def column(self, split: str, name: str, *, positions: bool = False) -> list[Any]:
+        """Values of another column of a split's file, in the order of its items.
+
+        Args:
+            split: Name of the split.
+            name: Name of the column.
+            positions: As in `LabelledTask.column`.
+
+        Raises:
+            InputError: the task's data have no columns but their own, or the file has no such one.
+            WorkspaceError: the source is not what it was.
+        """
+        if not isinstance(self.task, LabelledTask):
+            raise InputError(
+                f"column {name!r}: data of {self.task.name} have no columns of your own: give a "
+                "file with one, and --task csv (`bertvision probe csv`)"
+            )
+        origin = split if self.finetune is None else source_split(split, self.config)
+        values, digest = self.task.column(
+            self.source(split), origin, self.config, name, positions=positions
+        )
+        self._check_digest(split, digest)
+        return [values[item.id] for item in self.items(split)]
 
     def keep(self) -> bool:
         """Write down where an added data set comes from, if that is not known yet.

@@ -15,7 +15,7 @@ from bertvision.errors import InputError
 from bertvision.featurestore.format.layout import ENCODING_NAMES, EncodingName, get_encoding
 from bertvision.featurestore.format.names import CompressionName, NonFinite, SnapshotTag
 from bertvision.pipelines.options import Option, Options, PrecisionName
-from bertvision.pipelines.poolings import POOLINGS, TokenPooling
+from bertvision.pipelines.poolings import POOLING_NAMES, TokenPooling, check_pooling
 from bertvision.pipelines.tasks.registry import SQUAD, find_task, is_task
 from bertvision.pipelines.workspace.runs import LABELS_WEIGHT, TEMPERATURE, Run
 
@@ -195,7 +195,7 @@ class ExtractOptions(Options):
         tuple[TokenPooling, ...] | None,
         Option(
             "Vectors to keep of a window: none for all tokens, or one for each of "
-            f"{','.join(POOLINGS)}; by default what the task's heads take.",
+            f"{POOLING_NAMES}; by default what the task's heads take.",
             "--pool",
         ),
     ] = None
@@ -240,6 +240,9 @@ class ExtractOptions(Options):
         if isinstance(self.tokens, str):
             object.__setattr__(self, "tokens", (self.tokens,))
         super().__post_init__()
+        for pooling in self.tokens or ():
+            if pooling != "all":
+                check_pooling(pooling)
         object.__setattr__(self, "encoding", get_encoding(self.encoding).name)
         if self.sites and self.layers:
             raise InputError(f"--layers {self.layers}: name blocks in --sites, as blocks.3.*")

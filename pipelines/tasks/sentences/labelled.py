@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bertvision.errors import InputError
 from bertvision.pipelines.tasks.data import Sentence, TaskConfig, TaskData
@@ -338,11 +338,48 @@ class LabelledTask(SentenceTask):
         columns = Columns(config.text or "text", config.pair).layout.columns
         return {name: columns[name] for name in ("text", "pair") if name in columns}
 
-    def _rows(self, source: str, split: str, config: TaskConfig) -> tuple[SentenceRows, str | None]:
-        columns = Columns(config.text or "text", config.pair, config.label or "label")
+    def column(
+        self, source: str, split: str, config: TaskConfig, name: str, *, positions: bool = False
+    ) -> tuple[dict[str, Any], str]:
+        """Values of another column of a file.
+
+        Args:
+            source: Source of the data.
+            split: Split of the source.
+            config: Settings of the task.
+            name: Name of the column.
+            positions: Whether numbers are positions of characters in the text as the file has it;
+                they become positions in the sentence, which has no white space before it.
+
+        Returns:
+            The value of each row by its id, and the digest of the file.
+
+        Raises:
+            InputError: the file is missing or malformed, or has no such column.
+        """
+
+        def shifted(raw: RawSentence) -> RawSentence:
+            value, before = raw.extra["other"], len(raw.text) - len(raw.text.lstrip())
+            is_number = isinstance(value, int) or (isinstance(value, str) and value.isdecimal())
+            if before and is_number and not isinstance(value, bool):
+                raw.extra["other"] = type(value)(int(value) - before)
+            return raw
+
+        rows, digest = self._rows(source, split, config, name, shifted if positions else None)
+        return {ident: extra["other"] for ident, extra in rows.extras.items()}, str(digest)
+
+    def _rows(
+        self,
+        source: str,
+        split: str,
+        config: TaskConfig,
+        other: str | None = None,
+        check: Callable[[RawSentence], RawSentence] | None = None,
+    ) -> tuple[SentenceRows, str | None]:
+        columns = Columns(config.text or "text", config.pair, config.label or "label", other)
         path = find_file(source, _OWN.get(split, ()), self.name)
         table = read_table(path, columns.layout, forms=FORMS)
-        return sentence_rows(table, skip_bad=config.skip_bad), table.sha256
+        return sentence_rows(table, skip_bad=config.skip_bad, check=check), table.sha256
 
 
 def with_columns(task: Task, config: TaskConfig) -> TaskConfig:

@@ -238,6 +238,8 @@ class Columns(NamedTuple):
     text: str = "text"
     pair: str | None = None
     label: str = "label"
+    other: str | None = None
+    """A further column, whose values are any."""
 
     @property
     def layout(self) -> Layout:
@@ -245,13 +247,17 @@ class Columns(NamedTuple):
         columns = {"text": Column((self.text,)), "label": Column((self.label,), "label")}
         if self.pair is not None:
             columns["pair"] = Column((self.pair,))
+        if self.other is not None:
+            columns["other"] = Column((self.other,), "json")
         if "id" not in self:
             columns["id"] = ID
-        return Layout(
-            columns,
-            hint="name those of the text and of its label with --text and --label, where they are "
-            "not 'text' and 'label', and that of a second text with --pair",
+        hint = (
+            "name those of the text and of its label with --text and --label, where they are not "
+            "'text' and 'label', and that of a second text with --pair"
+            if self.other is None
+            else "name a column that every row has"
         )
+        return Layout(columns, hint=hint)
 
 
 def check_columns(path: Path, columns: Columns) -> None:

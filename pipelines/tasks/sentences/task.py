@@ -8,6 +8,7 @@ the squared error of the score. The families of data sets differ in how they are
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -67,6 +68,74 @@ def sentence_windows(
         item_index=np.arange(len(sentences), dtype=np.int32),
         labels={"label": _label_array([sentence.label for sentence in sentences])},
     )
+
+
+def pointed_tokens(
+    windows: Windows, sentences: Sequence[Sentence], values: Sequence[Any], column: str
+) -> npt.NDArray[np.int32]:
+    """The token of each window to which a column of the data points.
+
+    A number is the position of a character in the text, from 0. A text is a part of the sentence,
+    such as its subject, and points to the last token of that part: whole words, where it stands as
+    such; it must stand there once.
+
+    Args:
+        windows: Windows of the sentences, one of each.
+        sentences: The sentences.
+        values: Value of the column for each.
+        column: Name of the column.
+
+    Returns:
+        (windows,) the token, counted inside its window.
+
+    Raises:
+        InputError: a value points to no place or to several, or to one that its window lacks.
+    """
+    tokens = np.empty(len(windows), np.int32)
+    first = windows.first_token
+    for i, (sentence, value) in enumerate(zip(sentences, values, strict=True)):
+        where = f"sentence {sentence.id!r}, column {column!r}: {value!r:.60}"
+        if sentence.pair is not None:
+            raise InputError(f"{where}: of pairs no token is pointed to: leave --pair out")
+        character = _character(sentence.text, value, where)
+        starts, ends = windows.offset_mapping[first[i] : first[i] + windows.n_tokens[i]].T
+        covering = np.flatnonzero((starts <= character) & (character < ends))
+        if not len(covering):
+            raise InputError(
+                f"{where} points to character {character} of {len(sentence.text)}, of which the "
+                f"window of {windows.n_tokens[i]} tokens has none: give a larger --max-length, or "
+                "a character that is no white space"
+            )
+        tokens[i] = covering[-1]
+    return tokens
+
+
+def _character(text: str, value: Any, where: str) -> int:
+    """The position of the character that a value points to; of a part of the text its last."""
+    number = re.fullmatch(r"\d+", value) if isinstance(value, str) else None
+    if isinstance(value, int) and not isinstance(value, bool):
+        position = value
+    elif number and value not in text:
+        position = int(value)
+    elif number:
+        raise InputError(
+            f"{where} may be a position, or stand for itself in the text: write JSON lines, where "
+            f'{value} is a position and "{value}" a part of the text'
+        )
+    elif isinstance(value, str) and value.strip():
+        part = re.escape(value.strip())
+        matches = [*re.finditer(rf"(?<!\w){part}(?!\w)", text)] or [*re.finditer(part, text)]
+        if len(matches) != 1:
+            raise InputError(
+                f"{where} stands {len(matches)} times in {text!r:.80}: give a part that stands "
+                "there once, or the position of a character"
+            )
+        return matches[0].end() - 1
+    else:
+        raise InputError(f"{where}: give the position of a character, or a part of the text")
+    if not 0 <= position < len(text):
+        raise InputError(f"{where}: the text has the characters 0 to {len(text) - 1}")
+    return position
 
 
 def _joined(parts: list[npt.NDArray[Any]], empty: tuple[int, ...] = (0,)) -> npt.NDArray[Any]:
