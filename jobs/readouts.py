@@ -82,7 +82,7 @@ def probe(
     checkpoint: Tags = "0e",
     untrained: bool = False,
     layers: Layers = "all",
-    pool: Poolings = "cls,mean",
+    pool: Names | None = None,
     concat: Names | None = None,
     mlp: bool = False,
     control: bool = False,
@@ -101,14 +101,17 @@ def probe(
 ) -> Probes:
     """Train probes on every layer, and score them.
 
-    Extracts what is missing; ``data`` is needed the first time; a folder may hold several.
-    Training follows SentEval unless options say otherwise. A second call does only what is missing.
+    Examples are sentences, or labelled words and spans (tasks tagging, spans). Extracts what is
+    missing; ``data`` is needed the first time; a folder may hold several. Training follows SentEval
+    unless options say otherwise. A second call does only what is missing.
 
     Args:
         task: Data sets, by their tasks, such as bigram_shift.
         checkpoint: Snapshots, such as 0e,1e.
         untrained: Also probe the twin with random weights.
         layers: Hidden states, such as 0,6,12 (0: embeddings), or all.
+        pool: Poolings of a window's tokens: cls, sep, mean, max, first, last, at:FIELD (default
+            cls,mean); of the tokens of words: first, last, mean, max (default mean).
         concat: Also layers put end to end, such as first+last,0+3+6.
         mlp: Probe with a hidden layer of 50 sigmoids, not linearly.
         control: Also probe the control task, for selectivity.
@@ -143,7 +146,8 @@ def probe(
             "classes"
         )
     check_cluster(scheduler)
-    tags, poolings, wanted = parse_tags(checkpoint), parse_poolings(pool), parse_layers(layers)
+    tags, wanted = parse_tags(checkpoint), parse_layers(layers)
+    poolings = None if pool is None else parse_poolings(pool)
     root, encoder, tasks = path_of(workspace), text_of(model), dict.fromkeys(parse_names(task))
     named = Columns(text or "text", pair, label or "label")
     for name in tasks:
@@ -172,7 +176,7 @@ def probe(
                     dataset,
                     tags,
                     layers=wanted,
-                    poolings=poolings,
+                    poolings=poolings or ("cls", "mean"),
                     concat=joined,
                     untrained=untrained,
                     save=save,

@@ -36,9 +36,9 @@ PRECISIONS: tuple[PrecisionName, ...] = get_args(PrecisionName)
 
 
 def parse_names(value: Names) -> list[str]:
-    """``train,dev`` → names."""
-    names = value.split(",") if isinstance(value, str) else value
-    return [str(part).strip() for part in names]
+    """``train,dev``, or several of such → names."""
+    names = [value] if isinstance(value, str) else value
+    return [part.strip() for text in names for part in str(text).split(",")]
 
 
 def parse_tags(value: Tags) -> tuple[str, ...]:

@@ -137,20 +137,20 @@ def test_names_of_pointed_tokens_are_names_of_splits() -> None:
 def test_each_group_is_scored_by_probes_of_the_others(space: Workspace) -> None:
     options = ProbeOptions(group="group", max_epochs=4)
     data = read_data(space.dataset("facts"), options)
-    assert data.groups is not None
+    assert data.clusters is not None
     assert len(data.folds) == 3
     for fold in data.folds:
-        (out,) = {data.groups[i] for i in fold.test}
-        assert out not in {data.groups[i] for i in (*fold.train, *fold.held_out)}
+        (out,) = {data.clusters[i] for i in fold.test}
+        assert out not in {data.clusters[i] for i in (*fold.train, *fold.held_out)}
     assert data.scored.tolist() == list(range(12))
     bertvision.probe(
         "facts", pool="at:word", layers="1", group="group", epochs=4, workspace=space.root
     )
     (path,) = (space.root / "probes/facts").glob("0e-at_word-*.json")
     file = ProbeFile.read(path)
-    assert file.groups == [0, 1, 2] * 4
+    assert file.clusters == [0, 1, 2] * 4
     (record,) = file.probes
-    drawn = share(record.bits(12), clusters=file.groups)
+    drawn = share(record.bits(12), clusters=file.clusters)
     assert (record.accuracy, record.low, record.high) == drawn
 
 

@@ -52,7 +52,7 @@ def ensure_features(
         tags: the snapshots.
         dataset: an added data set; None is the workspace's own data.
         splits: Splits of the data.
-        poolings: Names of poolings (see `pipelines.poolings`).
+        poolings: Names of poolings (see `pipelines.poolings`), or ``all`` for all tokens.
         layers: Layers that must be there; None is every hidden state, without the pooler's output.
             Where nothing is stored yet all are extracted.
         encoding: Encoding of what is missing, and asked of what is stored; None is int8 for what is
@@ -69,7 +69,8 @@ def ensure_features(
     if not poolings:
         raise InputError(f"--pool: name one or more of {POOLING_NAMES}")
     for pooling in poolings:
-        check_pooling(pooling)
+        if pooling != "all":
+            check_pooling(pooling)
     for tag in tags:
         ensure_snapshot(workspace, tag)
     arithmetic = resolve_precision(precision)
@@ -91,7 +92,7 @@ def ensure_features(
                 stored, tokens = pooled.find(), None
                 if stored is not None:
                     _check_stored(pooled, stored, asked, needed)
-                else:
+                elif pooling != "all":
                     job = ExtractionJob(workspace.root, tag, split, replace(new, dataset=data.name))
                     tokens = find_tokens(workspace, job, pooling)
                 wanted.append(_Wanted(pooled, stored, tokens))

@@ -69,6 +69,15 @@ class PooledSplit:
         """
         return self.workspace.split(self.tag, self.name).require_complete()
 
+    def __len__(self) -> int:
+        """Number of vectors: windows."""
+        return len(self.stored)
+
+    @property
+    def width(self) -> int:
+        """Channels of a vector of one layer."""
+        return self.stored.record.hidden_size
+
     def features(self, layers: Sequence[int] | None = None) -> npt.NDArray[np.float32]:
         """Pooled hidden states of all items, decoded.
 
@@ -82,8 +91,8 @@ class PooledSplit:
             StoreNotFoundError: as `stored`, also UnknownNameError and IncompleteSplitError.
             InputError: a layer is not stored.
         """
-        record, positions = self.stored.record, self.stored.layer_positions(layers)
-        features = np.empty((len(self.stored), len(positions), record.hidden_size), np.float32)
+        positions = self.stored.layer_positions(layers)
+        features = np.empty((len(self), len(positions), self.width), np.float32)
         for rows, values in self.blocks(layers):
             features[rows] = values
         return features

@@ -97,8 +97,8 @@ def read_inputs(pooled: PooledSplit, inputs: Sequence[Layers]) -> Float32s:
         (texts, inputs, width) in the order of the data.
     """
     layers = sorted({layer for chosen in inputs for layer in chosen})
-    width = len(inputs[0]) * pooled.stored.record.hidden_size
-    values = np.empty((len(pooled.stored), len(inputs), width), np.float32)
+    width = len(inputs[0]) * pooled.width
+    values = np.empty((len(pooled), len(inputs), width), np.float32)
     for rows, read in pooled.blocks(layers):
         values[rows] = end_to_end(read, layers, inputs)
     return values

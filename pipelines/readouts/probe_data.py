@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from bertvision.errors import InputError
+from bertvision.errors import InputError, counted
 from bertvision.pipelines.readouts.options import ProbeOptions
+from bertvision.pipelines.readouts.targets import SpanTokens, has_targets, span_tokens
 from bertvision.pipelines.tasks.data import Sentence
 from bertvision.pipelines.tasks.sentences.ranking import WikiqaTask
 from bertvision.pipelines.tasks.sentences.similarity import SimilarityTask
@@ -19,6 +21,7 @@ from bertvision.pipelines.tasks.treebank import TreebankTask
 from bertvision.pipelines.uncertainty import cluster_numbers
 from bertvision.pipelines.workspace.dataset import Dataset
 
+log = logging.getLogger(__name__)
 Rows = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
@@ -69,7 +72,8 @@ class ProbeData:
     labels: Rows
     """(examples,) index of the class; −1 where there is none."""
     texts: list[str]
-    """(examples,) the sentence, or both of a pair."""
+    """(examples,) the sentence, or both of a pair; of words themselves. Control tasks give equal
+    ones the same label."""
     classes: tuple[str, ...]
     """Names of the classes."""
     folds: list[Fold]
@@ -78,8 +82,11 @@ class ProbeData:
     """Contradictions of each split, and what it shares with others."""
     scores: Floats | None = None
     """(examples,) score of each, NaN where there is none; None of classes. Labels are then 0."""
-    groups: list[str] | None = None
-    """(examples,) group of each, of data whose groups are left out one by one."""
+    clusters: list[str] | None = None
+    """(examples,) cluster of each, which intervals draw: the sentence of words, or the group that
+    is left out; None draws examples."""
+    spans: dict[str, SpanTokens] | None = None
+    """Tokens of the examples of each split, of data whose labels are those of words."""
 
     @property
     def name(self) -> str:
@@ -92,11 +99,11 @@ class ProbeData:
         return np.sort(np.concatenate([fold.test for fold in self.folds]))
 
     @property
-    def scored_groups(self) -> list[int] | None:
-        """(scored,) number of the group of each scored example, in order; None without groups."""
-        if self.groups is None:
+    def scored_clusters(self) -> list[int] | None:
+        """(scored,) number of the cluster of each scored example, in order; None without any."""
+        if self.clusters is None:
             return None
-        numbers: list[int] = cluster_numbers([self.groups[i] for i in self.scored]).tolist()
+        numbers: list[int] = cluster_numbers([self.clusters[i] for i in self.scored]).tolist()
         return numbers
 
     @property
@@ -111,15 +118,33 @@ class ProbeData:
         }
 
 
-def read_data(dataset: Dataset, options: ProbeOptions) -> ProbeData:
+class _Part(NamedTuple):
+    """The examples of a split, with what is read of them."""
+
+    labelled: Labelled
+    texts: list[str]
+    """(examples,) text of each, as in `ProbeData.texts`."""
+    scores: Floats
+    """(examples,) score or class of each; NaN where there is none."""
+    clusters: Sequence[str] = ()
+    """(examples,) cluster of each, or nothing."""
+    spans: SpanTokens | None = None
+    """Tokens of the examples, of data whose labels are those of words."""
+
+
+def read_data(
+    dataset: Dataset, options: ProbeOptions, tokenizer: Callable[[], Any] | None = None
+) -> ProbeData:
     """Read the labels of a data set and part its examples.
 
     Splits without a label are left out. Of the workspace's own data, ``tune`` stops the training
-    and ``dev`` is scored.
+    and ``dev`` is scored. Where labels are those of words, each labelled word or span is an
+    example, and those of a sentence stay together.
 
     Args:
         dataset: A data set of the workspace.
         options: Settings of the partition.
+        tokenizer: Loads the tokenizer of the encoder, where labels are those of words.
 
     Raises:
         InputError: it has no labels of the kind that the solver learns, not enough examples, or
@@ -139,25 +164,17 @@ def read_data(dataset: Dataset, options: ProbeOptions) -> ProbeData:
         raise InputError(
             f"--solver ridge learns scores, and {what} has classes: take lbfgs, or leave it out"
         )
-    items = {name: dataset.items(name) for name in dataset.splits}
-    labels: dict[str, Labelled] = {}
-    texts: list[str] = []
-    scores: list[Floats] = []
-    for name, sentences in items.items():
-        if not all(isinstance(item, Sentence) for item in sentences):
-            raise InputError(f"{what} has no sentences to probe: choose a task of sentences")
-        given = np.array([np.nan if x.label is None else x.label for x in sentences], np.float64)
-        if np.isfinite(given).any():
-            own = [x.text if x.pair is None else f"{x.text}\t{x.pair}" for x in sentences]
-            present = np.where(np.isfinite(given), 0.0 if not dataset.classes else given, -1)
-            groups = None
-            if options.group is not None:
-                groups = _groups(dataset.column(name, options.group), sentences, options.group)
-            labels[name] = Labelled(present.astype(np.int64), own, groups)
-            scores.append(given)
-            texts += own
-    if not labels:
+    parts: dict[str, _Part] = {}
+    for name in dataset.splits:
+        if has_targets(dataset.task) and tokenizer is not None:
+            part = _of_targets(dataset, name, options, tokenizer())
+        else:
+            part = _of_sentences(dataset, name, options)
+        if np.isfinite(part.scores).any():
+            parts[name] = part
+    if not parts:
         raise InputError(f"{what} has no labels: a probe needs an example of two classes or more")
+    labels = {name: part.labelled for name, part in parts.items()}
     roles = labels
     if dataset.finetune is not None and "tune" in labels:
         roles = {_OWN_ROLES[name]: part for name, part in labels.items()}
@@ -165,17 +182,77 @@ def read_data(dataset: Dataset, options: ProbeOptions) -> ProbeData:
     every = np.concatenate([part.labels for part in labels.values()])
     if dataset.classes:
         _check_classes(folds, every)
+    spans = {name: part.spans for name, part in parts.items() if part.spans is not None}
     return ProbeData(
         dataset=dataset.name,
         task=dataset.task.name,
         sizes={name: len(part.labels) for name, part in labels.items()},
         labels=every,
-        texts=texts,
+        texts=[text for part in parts.values() for text in part.texts],
         classes=tuple(dataset.classes),
         folds=folds,
-        soundness=soundness({name: map(dataset.task.example, items[name]) for name in labels}),
-        scores=None if dataset.classes else np.concatenate(scores),
-        groups=[str(group) for part in labels.values() for group in part.groups or ()] or None,
+        soundness=soundness(
+            {name: map(dataset.task.example, dataset.items(name)) for name in labels}
+        ),
+        scores=None
+        if dataset.classes
+        else np.concatenate([part.scores for part in parts.values()]),
+        clusters=[x for part in parts.values() for x in part.clusters] or None,
+        spans=spans or None,
+    )
+
+
+def _of_sentences(dataset: Dataset, split: str, options: ProbeOptions) -> _Part:
+    """The labelled sentences of a split."""
+    sentences = dataset.items(split)
+    if not all(isinstance(item, Sentence) for item in sentences):
+        raise InputError(
+            f"{dataset.name or dataset.task.name} has no sentences to probe: choose a task of "
+            "sentences, or of words, such as tagging"
+        )
+    given = np.array([np.nan if x.label is None else x.label for x in sentences], np.float64)
+    texts = [x.text if x.pair is None else f"{x.text}\t{x.pair}" for x in sentences]
+    present = np.where(np.isfinite(given), 0.0 if not dataset.classes else given, -1)
+    groups = None
+    if options.group is not None:
+        groups = _groups(dataset.column(split, options.group), sentences, options.group)
+    labelled = Labelled(present.astype(np.int64), texts, groups)
+    return _Part(labelled, texts, given, groups or ())
+
+
+def _of_targets(dataset: Dataset, split: str, options: ProbeOptions, tokenizer: Any) -> _Part:
+    """The labelled words or spans of a split of which every word has a token."""
+    what = dataset.name or dataset.task.name
+    if options.group is not None:
+        raise InputError(
+            f"--group {options.group}: the examples of {what} are words, of which those of a "
+            "sentence stay together: leave it out"
+        )
+    tokens = span_tokens(dataset, split, tokenizer)
+    rows = np.flatnonzero(tokens.whole)
+    if lacking := len(tokens.window) - len(rows):
+        log.warning(
+            "%s of %s have a word without a token in its window: no probe reads them "
+            "(--max-length, where the data are first named, makes room)",
+            *(
+                f"{lacking:,} of {counted(len(tokens.window), 'labelled span')}",
+                f"{split} of {what}",
+            ),
+        )
+    number = {name: i for i, name in enumerate(dataset.classes)}
+    items = dataset.items(split)
+    targets = [(item, target) for item in items for target in dataset.task.targets(item)]
+    chosen = [targets[row] for row in rows]
+    labels = np.array([number.get(target.label, -1) for _, target in chosen], np.int64)
+    words = [
+        "\t".join(" ".join(item.words[a:b]) for a, b in target.spans) for item, target in chosen
+    ]
+    return _Part(
+        Labelled(labels, [item.text for item, _ in chosen]),
+        words,
+        np.where(labels < 0, np.nan, labels),
+        [f"{split} {item.id}" for item, _ in chosen],
+        tokens.take(rows),
     )
 
 

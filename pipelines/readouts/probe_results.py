@@ -47,10 +47,12 @@ from bertvision.pipelines.readouts.probe_measures import (
     measure_inlp,
     measure_mdl,
 )
+from bertvision.pipelines.readouts.targets import TargetSplit, check_span_poolings
 from bertvision.pipelines.records import digest_of
 from bertvision.pipelines.results.columns import grouped
 from bertvision.pipelines.tasks.soundness import SplitSoundness, doubts, is_doubtful
 from bertvision.pipelines.uncertainty import share, share_difference
+from bertvision.pipelines.workspace.snapshots import workspace_tokenizer
 from bertvision.pipelines.workspace.workspace import Workspace
 
 log = logging.getLogger(__name__)
@@ -89,7 +91,7 @@ class ProbeRecord(LayerProbe):
     accuracy: float
     """Per cent of the scored examples."""
     low: float
-    """Lower end of its 95 % interval over resampled examples, or over groups of them."""
+    """Lower end of its 95 % interval over resampled examples, or over clusters of them."""
     high: float
     """Upper end."""
     epochs: list[int]
@@ -190,8 +192,9 @@ class ProbeFile(LayerProbes[ProbeRecord]):
     classes: list[str]
     majority: float
     """Per cent that the most frequent class of the training examples scores."""
-    groups: list[int] | None = None
-    """Number of the group of each scored example, which intervals draw; None draws examples."""
+    clusters: list[int] | None = None
+    """Number of the cluster of each scored example, which intervals draw: of words their sentence,
+    else the group that is left out; None draws examples."""
 
 
 def probe(
@@ -200,7 +203,7 @@ def probe(
     tags: Sequence[str],
     *,
     layers: Sequence[int] | None = None,
-    poolings: Sequence[TokenPooling] = ("cls", "mean"),
+    poolings: Sequence[TokenPooling] | None = None,
     concat: Sequence[str] = (),
     untrained: bool = False,
     control: bool = False,
@@ -222,7 +225,8 @@ def probe(
         dataset: An added data set; None is the workspace's own data.
         tags: The snapshots.
         layers: Indices of hidden states; None is all, from the embedding output to the last.
-        poolings: Poolings over the tokens of each window.
+        poolings: Poolings over the tokens of each window, by default cls and mean; of data whose
+            labels are those of words, over the tokens of each, by default mean.
         concat: Layers to be put end to end besides, such as ``first+last`` or ``0+3+6``.
         untrained: Whether to probe the twin with random weights too, which differences are taken
             from.
@@ -245,7 +249,10 @@ def probe(
     """
     options = options or ProbeOptions()
     source = workspace.dataset(dataset)
-    data = read_data(source, options)
+    data = read_data(source, options, partial(workspace_tokenizer, workspace))
+    if data.spans is not None:
+        check_span_poolings(poolings := poolings or ("mean",))
+    poolings = poolings or ("cls", "mean")
     choice = partial(wanted_layers, layers, concat, workspace.config.model.num_hidden_layers)
     snapshots = with_twin(tags, untrained)
     needs: list[Need] = ["probe"]
@@ -256,18 +263,22 @@ def probe(
     folder = workspace.root / ProbeFile.folder / data.name
     every: list[ProbeFile] = []
     parts = list(data.sizes)
-    ensure_inputs(workspace, snapshots, source.name, parts, poolings, choice, extraction)
+    stored = poolings if data.spans is None else ("all",)
+    ensure_inputs(workspace, snapshots, source.name, parts, stored, choice, extraction)
     with locked(folder, f"probing {data.name}"):
         for tag in snapshots:
             splits: dict[TokenPooling, list[PooledSplit]] = {}
             files, wanted = {}, []
             for pooling in poolings:
                 splits[pooling] = [
-                    PooledSplit(workspace, tag, source.name, name, pooling) for name in data.sizes
+                    PooledSplit(workspace, tag, source.name, name, pooling)
+                    if data.spans is None
+                    else TargetSplit(workspace, tag, source.name, name, pooling, data.spans[name])
+                    for name in data.sizes
                 ]
                 files[pooling] = _new(data, splits[pooling], options).resume(workspace.root)
-                stored = splits[pooling][0].stored.record.layers
-                wanted += [Wanted(pooling, key) for key in choice(stored)]
+                layers_stored = splits[pooling][0].stored.record.layers
+                wanted += [Wanted(pooling, key) for key in choice(layers_stored)]
             probing = Probing(workspace, data, tag, splits, files, options, inlp)
             probing.complete(wanted, needs, memory)
             every += files.values()
@@ -287,7 +298,7 @@ def _new(data: ProbeData, splits: Sequence[PooledSplit], options: ProbeOptions) 
         classes=list(data.classes),
         examples=data.counts,
         majority=float(np.average(guesses, weights=[len(f.test) for f in data.folds])),
-        groups=data.scored_groups,
+        clusters=data.scored_clusters,
         soundness=data.soundness,
     )
 
@@ -374,7 +385,7 @@ class Probing:
                 alike.setdefault((len(key.layers), missing), []).append(key)
         groups = []
         for (parts, missing), keys in alike.items():
-            width = parts * self.workspace.config.model.hidden_size
+            width = parts * self.splits[keys[0].pooling][0].width
             outputs = self.options.hidden or len(self.data.classes)
             # the parameter, its gradient, two moments, the best so far, and a copy of one at times
             learned = 6 * len(self.options.weight_decays) * outputs * width
@@ -407,13 +418,13 @@ class Probing:
             ProvenanceError: there are not as many vectors as labels.
             NonFiniteError: they hold NaN or infinity.
         """
-        data, width = self.data, len(group[0].layers) * self.workspace.config.model.hidden_size
+        data, width = self.data, len(group[0].layers) * self.splits[group[0].pooling][0].width
         values = np.empty((len(data.labels), len(group), width), np.float32)
         for pooling in dict.fromkeys(key.pooling for key in group):
             chosen = [i for i, key in enumerate(group) if key.pooling == pooling]
             start = 0
             for pooled in self.splits[pooling]:
-                size, windows = data.sizes[pooled.split], len(pooled.stored)
+                size, windows = data.sizes[pooled.split], len(pooled)
                 if windows != size:
                     raise ProvenanceError(
                         f"{pooled.split} of {data.name} has {size} labels and {windows} stored "
@@ -479,7 +490,7 @@ class Probing:
     def _train(self, problem: Problem, group: Sequence[Wanted]) -> None:
         trained = measure(problem, self.data)
         for i, key in enumerate(group):
-            of_accuracy = share(trained.correct[i], clusters=self.data.scored_groups)
+            of_accuracy = share(trained.correct[i], clusters=self.data.scored_clusters)
             record = ProbeRecord(
                 layers=key.layers,
                 **dict(zip(("accuracy", "low", "high"), of_accuracy, strict=True)),
@@ -521,7 +532,7 @@ def probe_rows(files: Iterable[ProbeFile]) -> list[Row]:
             scored = file.examples["scored"]
             other = twin.find(record.layers) if twin else None
             gain = other and share_difference(
-                record.bits(scored), other.bits(scored), clusters=file.groups
+                record.bits(scored), other.bits(scored), clusters=file.clusters
             )
             control = record.control
             rows.append(

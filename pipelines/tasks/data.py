@@ -82,6 +82,14 @@ class Sentence(NamedTuple):
     """Index of its class, or a score; None in data without labels."""
 
 
+class Target(NamedTuple):
+    """Words of a sentence, with the label that probes learn of them."""
+
+    spans: tuple[tuple[int, int], ...]
+    """One span or two, each from its first word to below the second number."""
+    label: str
+
+
 @dataclass(frozen=True)
 class TaskData:
     """All items of a split of a source, before any selection."""

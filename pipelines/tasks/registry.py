@@ -90,6 +90,7 @@ TASKS: dict[str, TaskEntry] = {
     "parsing": _task("parsing:ParsingTask", "las", max_length=128, kind="tree"),
     "phrases": _task("sentences.phrases:PhraseTask", "accuracy", max_length=128, kind="phrases"),
     "ordering": _task("ordering:OrderingTask", "tau", kind="order"),
+    "spans": _task("spans:SpansTask", max_length=128, learns=False),
     "text": _task("documents:TextTask", max_length=512, learns=False),
     "chat": _task("chat:ChatTask", max_length=1024, learns=False),
     "features": _task("features:FeaturesTask", learns=False),
@@ -98,7 +99,7 @@ TASKS: dict[str, TaskEntry] = {
 SQUAD = ("squad_v1", "squad_v2")
 """Tasks that follow from the data: on the command line their names are those of data sets."""
 
-NAMED_BY_FILE = ("csv", "text", "chat")
+NAMED_BY_FILE = ("csv", "spans", "text", "chat")
 """Tasks of files of one's own: their data sets are named by the file."""
 
 ENTRY_POINT_GROUP = "bertvision.tasks"

@@ -42,7 +42,7 @@ from transformers import AutoModelForTokenClassification
 
 from bertvision.errors import InputError, counted
 from bertvision.models.outputs import TokenOutput
-from bertvision.pipelines.tasks.data import Sentence, TaskConfig, TaskData
+from bertvision.pipelines.tasks.data import Sentence, Target, TaskConfig, TaskData
 from bertvision.pipelines.tasks.logits import Logits
 from bertvision.pipelines.tasks.scores import Scores
 from bertvision.pipelines.tasks.sentences.task import sentence_windows
@@ -194,6 +194,10 @@ class TaggingTask(Task):
                 config.max_length,
             )
         return replace(windows, labels={"tags": stored}, token_labels={"tags": tags})
+
+    def targets(self, item: TaggedSentence) -> list[Target]:
+        """Every word with its tag."""
+        return [Target(((i, i + 1),), tag) for i, tag in enumerate(item.tags)]
 
     def labels(self, windows: Windows) -> Labels:
         """The tags of tokens, (tokens,)."""

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from bertvision.errors import InputError
 from bertvision.pipelines.poolings import TokenPooling
-from bertvision.pipelines.tasks.data import TaskConfig, TaskData
+from bertvision.pipelines.tasks.data import Target, TaskConfig, TaskData
 from bertvision.pipelines.tasks.logits import Logits
 from bertvision.pipelines.tasks.registry import TaskKind, find_task
 from bertvision.pipelines.tasks.scores import Scores
@@ -146,6 +146,10 @@ class Task(ABC):
     @abstractmethod
     def windows(self, items: Sequence[Any], tokenizer: Any, config: TaskConfig) -> Windows:
         """Make the windows of items, in their order."""
+
+    def targets(self, item: Any) -> Sequence[Target]:
+        """Labelled words of an item, which probes learn; of tasks of windows there are none."""
+        return ()
 
     def misfits(self, items: Sequence[Any], tokenizer: Any, config: TaskConfig) -> dict[str, str]:
         """Tell the items that no window of this length can hold, before a workspace has the length.

@@ -30,7 +30,7 @@ from bertvision.pipelines.workspace.workspace import Workspace
 if TYPE_CHECKING:
     from bertvision.pipelines.workspace.dataset import Dataset
 
-_WITH_COLUMNS = (*NAMED_BY_FILE, "wikiqa", "phrases")  # read of files with names for their fields
+_WITH_COLUMNS = (*NAMED_BY_FILE, "wikiqa", "phrases", "tagging")  # files with named fields
 
 
 def check_data(
