@@ -354,3 +354,18 @@ def test_a_file_of_tags_is_scored_as_conlleval_does(tmp_path: Path) -> None:
         bertvision.score(said, gold)
     with pytest.raises(InputError, match="--na-prob"):
         bertvision.score(said, gold, na_prob_thresh=0.5)
+
+
+def test_words_without_tags_are_enough_to_be_asked(tmp_path: Path) -> None:
+    fields = "1\tanna\t_\t_\t_\t_\t_\t_\t_\t_\n2-3\tdon't\t_\t_\t_\t_\t_\t_\t_\t_\n"
+    fields += "".join(f"{i}\t{w}\t_\t_\t_\t_\t_\t_\t_\t_\n" for i, w in ((2, "do"), (3, "n't")))
+    for name, text in (
+        ("a.conll", "anna\ndo\nn't\n\nrome\n"),
+        ("b.conll", "anna\tB-x\ndo\tO\nn't\tO\n\nrome\tno tag\n"),
+        ("c.conllu", f"{fields}\n1\trome\t_\t_\t_\t_\t_\t_\t_\t_\n"),
+    ):
+        (tmp_path / name).write_text(text)
+        items = load_task("tagging").read_unlabelled(tmp_path / name, CONFIG)
+        assert [item.words for item in items] == [("anna", "do", "n't"), ("rome",)]
+    with pytest.raises(InputError, match=r"a\.conll, line 1: has 1 field"):
+        read(tmp_path / "a.conll")

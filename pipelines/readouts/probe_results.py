@@ -389,7 +389,8 @@ class Probing:
             outputs = self.options.hidden or len(self.data.classes)
             # the parameter, its gradient, two moments, the best so far, and a copy of one at times
             learned = 6 * len(self.options.weight_decays) * outputs * width
-            most = max(1, memory // (4 * (len(self.data.labels) * width + learned)))
+            copies = 2 if "inlp" in missing else 1  # of the vectors, without what was removed
+            most = max(1, memory // (4 * (copies * len(self.data.labels) * width + learned)))
             groups += [Group(keys[i : i + most], missing) for i in range(0, len(keys), most)]
         return groups
 

@@ -241,8 +241,18 @@ class TaggingTask(Task):
         return TaggedSentence(name, words, ("",) * len(words), ())
 
     def read_unlabelled(self, path: Path, config: TaskConfig) -> list[TaggedSentence]:
-        """The sentences of a file in columns; its tags need not be those that are told."""
-        return super().read_unlabelled(path, config.model_copy(update={"classes": ()}))
+        """The words of a file in columns, whose tags need not be there.
+
+        Raises:
+            InputError: it is missing or malformed; names file, line and value.
+        """
+        collected = Collector(str(path), skip_bad=config.skip_bad, noun="sentence")
+        fields = _word_of if path.name.removesuffix(".gz").endswith(".conllu") else _first_field
+        text, digest = read_text(path)
+        for name, place, parse in _blocks(text, fields):
+            with collected.part(place):
+                collected.take(_sentence(parse(), name), name)
+        return list(collected.data(digest).items)
 
     def answers(
         self, logits: Logits, config: TaskConfig, threshold: float | None
@@ -527,12 +537,16 @@ def _rows(path: Path, label: str | None) -> tuple[Rows, str]:
         table = read_table(path, Layout(columns, hint=hint), forms=_ROWS)
         return ((row.place, row.place, row.parse) for row in table.rows), str(table.sha256)
     text, digest = read_text(path)
-    return _blocks(text, label, conllu=form == ".conllu"), digest
+    return _blocks(text, partial(_fields, label=label, conllu=form == ".conllu")), digest
 
 
-def _blocks(text: str, label: str | None, *, conllu: bool) -> Rows:
+_ReadLine = Callable[[Line], tuple[str, str] | None]
+"""Gives the word and the tag of a line; None of one that repeats the words below it."""
+
+
+def _blocks(text: str, fields: _ReadLine) -> Rows:
     """The sentences of CoNLL columns."""
-    read = partial(_read_block, label=label, conllu=conllu)
+    read = partial(_read_block, fields=fields)
     lines: list[Line] = []
     for number, (line, following) in enumerate(pairwise([*text.split("\n"), "", ""]), 1):
         if line.strip() and not line.startswith("-DOCSTART-"):
@@ -558,11 +572,22 @@ def _is_comment(line: str, following: str) -> bool:
     return line.startswith("# ") and not (is_word and len(others) in (0, len(fields)))
 
 
-def _read_block(lines: Sequence[Line], *, label: str | None, conllu: bool) -> Mapping[str, Any]:
+def _read_block(lines: Sequence[Line], *, fields: _ReadLine) -> Mapping[str, Any]:
     """The words and tags of a sentence in columns."""
-    rows = [_fields(line, label, conllu=conllu) for line in lines]
+    rows = [fields(line) for line in lines]
     words = [row for row in rows if row is not None]
     return {"words": [word for word, _ in words], "tags": [tag for _, tag in words]}
+
+
+def _first_field(line: Line) -> tuple[str, str]:
+    """The word of a line, with no tag of its own."""
+    return (line.text.split("\t") if "\t" in line.text else line.text.split())[0].strip(), OUTSIDE
+
+
+def _word_of(line: Line) -> tuple[str, str] | None:
+    """The word of a line of CoNLL-U, with no tag of its own."""
+    row = _fields(line, None, conllu=True)
+    return row and (row[0], OUTSIDE)
 
 
 def _fields(line: Line, label: str | None, *, conllu: bool) -> tuple[str, str] | None:

@@ -176,6 +176,7 @@ def _word(line: Line, fields: list[str], number: int, *, labelled: bool) -> _Wor
         _refuse(line, f"the FORM {form!r} must have characters, and no space around them")
     if not labelled:
         return _Word(line, form, "X", 0, "_")
+    upos = "X" if upos == "_" else upos  # which parsers leave open
     if upos not in UPOS:
         _refuse(line, f"the UPOS {upos!r} must be one of {', '.join(UPOS)}")
     if head != "0" and not _NUMBER.fullmatch(head):
