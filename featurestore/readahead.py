@@ -23,6 +23,8 @@ from bertvision.featurestore.reader import SplitReader
 from bertvision.featurestore.sampler import EpochOrder
 
 _EARLY_BYTES, _MOST_EARLY = 128 << 20, 8  # shards that are opened before they are needed
+_SMALL_EXAMPLE = 4 << 10  # bytes of a layer
+_LOADED_BYTES = 256 << 20  # of small examples in all open shards
 _LARGE_BYTES = 16 << 20  # of codes that keep a thread busy for milliseconds
 _MOST_OPEN = 192  # a sampler may come back to any shard, but systems allow only so many open files
 _Result = TypeVar("_Result")
@@ -207,7 +209,14 @@ class OpenShards:
         self._split = split
         self._positions = positions
         self._prefetch = readers > 0
+        steps = np.zeros(len(order) + 1, np.int64)  # shards that come into use, less those done
+        np.add.at(steps, order.first_batch, 1)
+        np.add.at(steps, order.last_batch + 1, -1)
         self._early = early_shards(split, len(positions), readers)
+        together = min(len(shards), int(np.cumsum(steps).max(initial=0)) + self._early)
+        self._load = has_small_examples(split) and (
+            together * shard_bytes(split, len(positions)) <= _LOADED_BYTES
+        )
         self._threads = Threads(self._early, "bertvision-shard")
         self._open: dict[int, Future[ShardReader]] = {}
         self._pending: deque[set[int]] = deque()  # shards of the batches that are being read
@@ -227,7 +236,10 @@ class OpenShards:
     def _begin(self, shard: int) -> None:
         if shard not in self._open:
             positions = self._positions if self._prefetch else ()
-            self._open[shard] = self._threads.submit(prefetched, self._split, shard, positions)
+            loaded = self._positions if self._load else ()
+            self._open[shard] = self._threads.submit(
+                prefetched, self._split, shard, positions, loaded=loaded
+            )
 
     def get(self, shard: int) -> ShardReader:
         """A shard that is open or about to be."""
@@ -253,9 +265,21 @@ class OpenShards:
 
 
 def prefetched(
-    split: SplitReader, shard: int, positions: Sequence[int], *, any_order: bool = False
+    split: SplitReader,
+    shard: int,
+    positions: Sequence[int],
+    *,
+    any_order: bool = False,
+    loaded: Sequence[int] = (),
 ) -> ShardReader:
     """Open a shard, and begin to bring some layers of it near.
+
+    Args:
+        split: Split of the shard.
+        shard: Number of the shard.
+        positions: Places of these layers on the stored layer axis.
+        any_order: As in `SplitReader.open_shard`.
+        loaded: Places of layers that are read into memory at once.
 
     Raises:
         IncompleteSplitError: it is not committed.
@@ -265,6 +289,8 @@ def prefetched(
     try:
         if positions:
             reader.prefetch(positions)
+        if loaded:
+            reader.load(loaded)
     except BaseException:
         reader.close()
         raise
@@ -276,6 +302,12 @@ def shard_bytes(split: SplitReader, layers: int) -> int:
     width = split.encoding.codes_size(split.record.hidden_size)
     itemsize = np.dtype(split.encoding.zarr_dtype).itemsize
     return int(split.record.shard_tokens * layers * width * itemsize)
+
+
+def has_small_examples(split: SplitReader) -> bool:
+    """Whether asking for the bytes of an example in a layer takes longer than reading them."""
+    tokens = split.record.tokens / max(1, len(split))
+    return tokens * shard_bytes(split, 1) / split.record.shard_tokens <= _SMALL_EXAMPLE
 
 
 def default_readers(split: SplitReader, nbytes: int) -> int:

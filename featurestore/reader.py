@@ -320,16 +320,21 @@ class SplitReader(StoredSplit):
         codes: npt.NDArray[Any],
         scale: npt.NDArray[Any] | None,
     ) -> None:
-        """Read examples one after another into the memory of `buffers`."""
+        """Read examples into the memory of `buffers`, neighbours at once."""
         plan = self.plan
-        ends = np.cumsum(plan.n_tokens[examples], dtype=np.int64).tolist()
+        ends = np.cumsum(plan.n_tokens[examples], dtype=np.int64)
         # shard by shard, so that one is open at a time where `shard_of` keeps no more
-        for i in np.argsort(plan.shard[examples], kind="stable").tolist():
-            example, end = int(examples[i]), ends[i]
-            begin, shard = end - int(plan.n_tokens[example]), int(plan.shard[example])
-            first = example - int(plan.shard_starts[shard])
+        order = np.argsort(plan.shard[examples], kind="stable")
+        shards, own = plan.shard[examples[order]], examples[order]
+        apart = (np.diff(shards) != 0) | (np.diff(order) != 1) | (np.diff(own) != 1)
+        starts = np.append(0, np.flatnonzero(apart) + 1)
+        stops = np.append(starts[1:], len(order))
+        begins = ends[order[starts]] - plan.n_tokens[own[starts]]
+        firsts = own[starts] - plan.shard_starts[shards[starts]]
+        runs = (shards[starts], firsts, stops - starts, begins, ends[order[stops - 1]])
+        for shard, first, count, begin, end in zip(*(part.tolist() for part in runs), strict=True):
             scales = None if scale is None else scale[begin:end]
-            shard_of(shard).read(first, first + 1, positions, codes[:, begin:end], scales)
+            shard_of(shard).read(first, first + count, positions, codes[:, begin:end], scales)
 
     @property
     def label_names(self) -> list[str]:

@@ -64,6 +64,45 @@ def test_ranks_share_an_epoch_exactly(
     assert sorted(drawn) == list(range(len(split)))
 
 
+@pytest.mark.parametrize("layers", [None, [1], [1, 0]])
+@pytest.mark.parametrize("encoding", ["int8", "int4", "bfloat16", "float32"])
+def test_small_examples_come_out_of_loaded_shards_as_from_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str, layers: list[int] | None
+) -> None:
+    split = Made(LENGTHS[:40], encoding=encoding).write(tmp_path)
+    loads: list[int] = []
+    load = ShardReader.load
+    monkeypatch.setattr(ShardReader, "load", lambda s, p: (loads.append(1), load(s, p)))
+
+    def drawn() -> list[tuple[list[int], torch.Tensor]]:
+        loader = ActivationLoader(split, batch_size=7, layers=layers, seed=1, readers=1)
+        return [(batch.examples.tolist(), batch.decode()) for batch in loader]
+
+    loaded, counted = drawn(), len(loads)
+    monkeypatch.setattr(readahead, "_SMALL_EXAMPLE", 0)
+    from_files = drawn()
+    assert counted == split.plan.n_shards == len(loads)  # each once, and the files' own never
+    for (names, values), (others, read) in zip(loaded, from_files, strict=True):
+        assert names == others
+        assert torch.equal(values, read)
+
+
+@pytest.mark.parametrize("small", [True, False])
+@pytest.mark.parametrize("readers", [0, 1])
+def test_a_changed_byte_is_refused_where_its_example_is_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, readers: int, small: bool
+) -> None:
+    split = Made(LENGTHS[:40], encoding="int8").write(tmp_path)
+    if not small:
+        monkeypatch.setattr(readahead, "_SMALL_EXAMPLE", 0)
+    path = shard_path(split, "hidden_states", 1)
+    changed = bytearray(path.read_bytes())
+    changed[0] ^= 1
+    path.write_bytes(changed)
+    with pytest.raises(CorruptStoreError, match=r"shard 1: example 0 of it, layer \d"):
+        list(ActivationLoader(split, batch_size=7, readers=readers))
+
+
 @pytest.mark.parametrize("readers", [0, 1, 3])
 def test_kept_batches_hold_what_the_store_holds(split: ActivationSplit, readers: int) -> None:
     kept = list(ActivationLoader(split, batch_size=8, readers=readers, buffer=2))
