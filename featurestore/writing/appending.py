@@ -13,6 +13,7 @@ import json
 import os
 import secrets
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -118,6 +119,7 @@ class ActivationWriter:
         self._filling = 0
         self._committing: Future[None] | None = None
         self._adding: str | None = None
+        self._numbers = count()  # of the examples that hooks add
         self._thread = ThreadPoolExecutor(1, "bertvision-writer")
         self._lock, self._process = RLock(), os.getpid()
 
@@ -262,7 +264,8 @@ class ActivationWriter:
             fields: arrays of their tokens, by name, (batch, seq, …) each.
 
         Raises:
-            InputError: Shapes do not go together, or as `add`; examples before stay.
+            InputError: Shapes do not go together, or one is there already: none is added; or as
+                `add`: examples before stay.
             NonFiniteError, DiskSpaceError: as `add`.
 
         Examples:
@@ -276,12 +279,20 @@ class ActivationWriter:
             >>> [states.shape for states in split]  # (seq, hidden, layers)
             [torch.Size([4, 8, 2]), torch.Size([2, 8, 2])]
         """
-        names = list(keys)
+        given = keys.tolist() if isinstance(keys, Tensor | np.ndarray) else keys
+        names = [as_key(key) for key in given] if isinstance(given, Iterable) else [as_key(given)]
+        if twice := [name for name, times in Counter(names).items() if times > 1]:
+            raise InputError(f"keys hold {twice[0]!r} twice: name each example of a batch once")
         examples = batch_examples(
             *(self._layout, hidden_states, attention_mask, dims, input_ids, labels, fields)
         )
         if len(names) != len(examples):
             raise InputError(f"{len(names)} keys were given for {len(examples)} examples")
+        if there := [name for name in names if name in self]:
+            raise InputError(
+                f"{self._ledger.name} has {len(there)} of these {len(names)} examples already, "
+                f"{there[0]!r} first: none was added; give the rows whose key is not in writer"
+            )
         for key, example in zip(names, examples, strict=True):
             self.add(
                 key,
@@ -308,19 +319,36 @@ class ActivationWriter:
             model: A model of transformers; with ``modules`` any.
             modules: Names of its modules, as ``model.named_modules()`` has them, whose outputs
                 (batch, seq, hidden) are the layers of the split; None takes the hidden states.
-            keys: Names of the examples in the order of the batches; by default numbers from 0.
+            keys: Names of the examples in the order of the batches; by default numbers from 0,
+                which further blocks of this writer continue.
 
         Raises:
-            InputError: There is no such module; in the loop, there are too few keys, or as
-                `add_batch`.
+            InputError: There is no such module, or not one for each layer; this writer has a part
+                other than 0 and no keys; in the loop, there are too few keys, a pass continues a
+                cache, as `generate` does, or as `add_batch`.
         """
-        named = iter(count() if keys is None else keys)
+        record, count_layers = self._layout, len(self._layout.layers)
+        if modules is not None and not isinstance(modules, str) and len(modules) != count_layers:
+            raise InputError(
+                f"modules={list(modules)}: name one for each of the {count_layers} layers that "
+                f"{self._ledger.name} has"
+            )
+        if keys is None and self._part:
+            raise InputError(
+                f"keys are None and part is {self._part}: numbers from 0 would name other "
+                "examples in each process; give keys="
+            )
+        named = self._numbers if keys is None else iter(keys)
+        seen: set[str] = set()
 
         def take(layers: list[Tensor], mask: Tensor | None, ids: Tensor | None) -> None:
-            examples = batch_examples(self._layout, layers, mask, BATCH_DIMS, ids, None, None)
-            names = list(islice(named, len(examples)))
+            examples = batch_examples(record, layers, mask, BATCH_DIMS, ids, None, None)
+            names = [as_key(key) for key in islice(named, len(examples))]
             if len(names) < len(examples):
                 raise InputError(f"keys end before the batch of {len(examples)} examples")
+            if twice := [n for n, times in Counter(names).items() if times > 1 or n in seen]:
+                raise InputError(f"keys hold {twice[0]!r} twice: name each example once")
+            seen.update(names)
             for key, example in zip(names, examples, strict=True):
                 if key not in self:
                     self.add(key, example.hidden_states, input_ids=example.input_ids)
