@@ -167,7 +167,10 @@ class SplitReader(StoredSplit):
 
         Raises:
             CorruptStoreError: a scale or a shard's record is damaged.
+            InputError: The split keeps some tokens of each example, and first ones are asked for.
         """
+        if first:
+            self.require_all_tokens()
         if self.encoding.transformed:
             errors = self.encoding_error
             error = errors.get("first" if first else "ordinary", self.encoding.error)

@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from bertvision.errors import BertvisionError, InputError, NonFiniteError
 from bertvision.featurestore.creation import library_versions
 from bertvision.featurestore.format.encoding import ChannelStats
+from bertvision.featurestore.format.keeping import KEEP, Keep
 from bertvision.featurestore.format.layout import get_encoding
 from bertvision.featurestore.format.names import NonFinite, SnapshotTag, check_name
 from bertvision.featurestore.format.plan import SHARD_TOKENS
@@ -46,7 +47,9 @@ from bertvision.featurestore.writing.columns import (
     as_key,
     as_states,
     as_whole,
+    check_length,
     check_same,
+    kept_rows,
     rows_of,
 )
 from bertvision.featurestore.writing.committed import Committed, check_all, check_new
@@ -65,7 +68,8 @@ class ActivationWriter:
     threads, write one split by a writer each, of different parts.
 
     Attributes:
-        dropped: by key why examples that `add` took do not fit the encoding and are not stored.
+        dropped: by key why examples that `add` took are not stored: they do not fit the encoding,
+            or ``keep`` keeps none of their tokens.
 
     Examples:
         >>> import torch
@@ -90,6 +94,8 @@ class ActivationWriter:
     ) -> None:
         self._ledger, self._storage, self._part = ledger, ledger.storage, part
         self._layout, self._open, self._cut_short = wanted, True, False
+        rule = wanted.provenance.get(KEEP)
+        self._keep = None if rule is None else Keep.parse(rule)
         self.dropped: dict[str, str] = {}
         with full_disk_named(self._storage), ExitStack() as locks:
             state = ledger.state()
@@ -223,6 +229,13 @@ class ActivationWriter:
             growing = check_new(name, self._growing, there, self._due, ledger.tag, ledger.split)
             states = as_states(name, hidden_states, growing, dims)
             rows, columns = rows_of(len(states), input_ids, labels, fields)
+            if self._keep is not None and len(states):
+                places, rows, columns = kept_rows(self._keep, len(states), rows, columns)
+                if not len(places):
+                    self.dropped[name] = f"keep={growing.provenance[KEEP]} keeps none of its tokens"
+                    return
+                states = states[torch.from_numpy(places).to(states.device)]
+            check_length(name, len(states), growing)
             if (others := self._columns()) is not None:
                 check_same(columns, others, f"example {name!r}")
             if again:
@@ -584,6 +597,7 @@ def open_appending(
     tokenizer: Any,
     channel_stats: tuple[Any, Any] | None,
     nonfinite: NonFinite,
+    keep: str | None,
     part: int,
 ) -> ActivationWriter:
     """A writer; arguments and errors are those of `ActivationStore.writer`."""
@@ -608,6 +622,14 @@ def open_appending(
             f"pcodec takes values of two bytes and more: store {kind.name} plain or with zstd"
         )
     positions, origin = _layers(layers, provenance)
+    if KEEP in origin:
+        raise InputError(
+            f"provenance has {KEEP}, which says that tokens are left out: give keep="
+            f"{origin[KEEP]!r} to the writer"
+        )
+    if keep is not None:
+        Keep.parse(keep)
+        origin[KEEP] = keep
     if tokenizer is not None:
         origin["tokenizer_sha256"] = tokenizer_digest(tokenizer)
     try:

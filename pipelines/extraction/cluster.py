@@ -118,9 +118,7 @@ def _open(
                 "the same workspace"
             )
         plan = writer.plan
-        if not np.array_equal(
-            source.kept(pooling, windows.n_tokens)[plan.example_id], plan.n_tokens
-        ):
+        if not np.array_equal(source.kept(pooling, windows.n_kept)[plan.example_id], plan.n_tokens):
             raise ProvenanceError(
                 f"the worker on {host} cuts the data into other windows than the process that "
                 "hands out shards: install the same versions of tokenizers and transformers there"
