@@ -414,9 +414,16 @@ def test_npz_is_not_unpickled_nor_believed(tmp_path: Path) -> None:
     (tmp_path / "cut.npz").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(InputError, match="cut.npz is damaged, cut off"):
         bring(tmp_path / "cut.npz", tmp_path / "store")
-    (tmp_path / "large.npz").write_bytes(whole.replace(b"(3, 2, 4)", b"(9, 9, 9)"))
-    with pytest.raises(InputError, match="large.npz"):
-        bring(tmp_path / "large.npz", tmp_path / "store")
+    for shape in (b"(9, 9, 9)", b"(-3, 2,4)"):
+        (tmp_path / "large.npz").write_bytes(whole.replace(b"(3, 2, 4)", shape))
+        with pytest.raises(InputError, match="large.npz"):
+            bring(tmp_path / "large.npz", tmp_path / "store")
+    locked = bytearray(whole)
+    locked[whole.index(b"PK\x03\x04") + 6] |= 1
+    locked[whole.index(b"PK\x01\x02") + 8] |= 1
+    (tmp_path / "locked.npz").write_bytes(locked)
+    with pytest.raises(InputError, match="locked.npz"):
+        bring(tmp_path / "locked.npz", tmp_path / "store")
 
 
 def test_columns_of_several_hooks_are_layers_by_a_pattern(tmp_path: Path) -> None:

@@ -132,6 +132,8 @@ def _opened(path: Path) -> Iterator[Any]:
     try:
         with h5py.File(path, "r", locking=False) as file:
             yield file
+    except InputError:
+        raise
     except (OSError, RuntimeError, KeyError, ValueError) as error:
         raise InputError(f"{path} is damaged, cut off or still being written: {error}") from None
 
@@ -150,6 +152,8 @@ def _member(name: str, group: Any, key: str) -> Any:
     if not isinstance(link, h5py.HardLink):
         raise InputError(f"{name} is a link, which may lead out of the file: copy what it names")
     there = group[key]
+    if not isinstance(there, h5py.Dataset | h5py.Group):
+        raise InputError(f"{name} is a type and holds no values: remove it")
     if isinstance(there, h5py.Dataset) and (there.external or there.is_virtual):
         raise InputError(f"{name} has its values in other files: copy them into this one")
     if isinstance(there, h5py.Dataset) and there.size:

@@ -37,8 +37,8 @@ from bertvision.pipelines.progress import progress
 
 KINDS = ("safetensors", "npz", "npy", "arrow", "deepspec")
 """Kinds of files that a folder may hold."""
-NAMED = {".safetensors": SafetensorsFolder, NPZ: NpzFolder}
-"""Sources of files of named tensors, by the ends of their names."""
+_TENSOR_FILES = {".safetensors": SafetensorsFolder, NPZ: NpzFolder}
+"""Sources of files of named tensors, by suffix."""
 _NOT_READ = (".pt", ".pth", ".pkl", ".zst")
 
 
@@ -75,8 +75,8 @@ def find_source(
         raise InputError(f"there is nothing at {path}")
     if not path.is_dir():
         check_regular(path)
-        if path.suffix in NAMED and kind is None:
-            return NAMED[path.suffix]([path], column)
+        if path.suffix in _TENSOR_FILES and kind is None:
+            return _TENSOR_FILES[path.suffix]([path], column)
         for option, value in (("--column", column), ("--format", kind)):
             if value is not None:
                 raise InputError(f"{option} is for a folder, and {path} is a file: leave it out")
@@ -115,7 +115,7 @@ def _folder(path: Path, column: str | None, kind: str | None) -> Source:
         return ArrowFolder(path, column)
     if chosen in ("safetensors", "npz"):
         suffix = f".{chosen}"
-        return NAMED[suffix](files_of(path, suffix), column)
+        return _TENSOR_FILES[suffix](files_of(path, suffix), column)
     if column is not None:
         raise InputError(f"--column names tensors or a column, not in {chosen}: leave it out")
     if chosen == "deepspec":

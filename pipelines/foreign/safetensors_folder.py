@@ -41,6 +41,7 @@ KEY = "key"
 """Name of the key of an example among the metadata of an exported file."""
 NPZ = ".npz"
 _HOOK_IDS = ("token_ids", "input_ids", "tokens")
+_OF_ZIP = (zipfile.BadZipFile, zlib.error)
 _MOST_UNPACKED = 1_032
 """Bytes that deflate makes of one, at most."""
 _NUMBERED = re.compile(r"hs_(0|[1-9]\d{0,17})", re.ASCII)
@@ -129,12 +130,15 @@ def _opened(path: Path) -> Iterator[Any]:
         else:
             with safe_open(path, framework="pt") as file:
                 yield file
-    except (SafetensorError, OSError, zipfile.BadZipFile, zlib.error, EOFError) as error:
+    except InputError:
+        raise
+    # RuntimeError: an archive with a password; ValueError: numbers that are cut off
+    except (SafetensorError, OSError, RuntimeError, ValueError, EOFError, *_OF_ZIP) as error:
         raise InputError(f"{path} is damaged, cut off or still being written: {error}") from None
 
 
 class _Npz:
-    """Arrays of an ``.npz``, as safetensors gives them; nothing is unpickled."""
+    """Arrays of an ``.npz``, with the methods of `safe_open`; nothing is unpickled."""
 
     def __init__(self, archive: zipfile.ZipFile) -> None:
         self._members = {
@@ -164,6 +168,7 @@ class _Npz:
                     f"in {member.compress_size:,} of the file: it is damaged; save it again"
                 )
             values = np.frombuffer(file.read(size), dtype)
+            file.read(1)  # at the end the archive's checksum is compared
         return as_tensor(values.reshape(shape, order="F" if turned else "C"))
 
     def _header(self, name: str, file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
@@ -176,6 +181,8 @@ class _Npz:
             shape, turned, dtype = reads(file)
         except Exception as error:  # the header is parsed as Python's, which fails in many ways
             raise InputError(f"{self._archive.filename}: {name} is no array: {error}") from None
+        if min(shape, default=0) < 0:
+            raise InputError(f"{self._archive.filename}: {name} has shape {shape}: it is damaged")
         if dtype.kind not in "biuf":
             raise InputError(
                 f"{self._archive.filename}: {name} holds {dtype}: give numbers; objects would have "
