@@ -247,6 +247,7 @@ class SplitReader(StoredSplit):
         """Command that finishes the split."""
         origin = self.record.provenance
         command = f"bertvision extract --checkpoint {self.tag} --split {self.split}"
+        command += "" if self.keep is None else f" --keep {self.keep}"
         if self.record.is_shuffled:
             source, seed = origin.get("shuffled_from"), origin.get("shuffle_seed")
             command = f"bertvision store shuffle {source} {self.split} --seed {seed}"

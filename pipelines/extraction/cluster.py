@@ -37,7 +37,7 @@ from bertvision.featurestore.delegation import Grant, granted
 from bertvision.featurestore.format.records import first_difference
 from bertvision.featurestore.writer import SplitWriter, granted_writer
 from bertvision.featurestore.writing.origin import TOKEN_IDS
-from bertvision.pipelines.extraction.contents import provenance, token_ids_digest
+from bertvision.pipelines.extraction.contents import chosen_tokens, provenance, token_ids_digest
 from bertvision.pipelines.extraction.job import ExtractionJob
 from bertvision.pipelines.extraction.shardwork import ShardWork, Written
 from bertvision.pipelines.extraction.stored_tokens import load_sources
@@ -95,8 +95,10 @@ def _open(
         writers = {pooling: granted_writer(grant) for pooling, grant in grants}
         workspace = Workspace.find(job.root).at(str(grants[0][1].store))
         loaded = load_sources(workspace, [job])[job]
-        windows = workspace.dataset(job.options.dataset).windows(job.split, loaded.tokenizer)
+        data = workspace.dataset(job.options.dataset)
+        windows = data.windows(job.split, loaded.tokenizer)
         loaded.check(windows)
+        windows = chosen_tokens(windows, job, data.task)
     except (StoreNotFoundError, WorkspaceError, InputError, FileNotFoundError) as error:
         raise ClusterError(
             f"the worker on {host} does not find what it needs: {error}; every worker must see the "
@@ -104,7 +106,7 @@ def _open(
             "them on a file system that all machines share (the store may be in an object store), "
             "and run the same command again"
         ) from error
-    data, source = workspace.dataset(job.options.dataset), loaded.source
+    source = loaded.source
     for pooling, writer in writers.items():
         stored = writer.split.record.provenance
         here = provenance(workspace, data, loaded.info, job, pooling, source.attention)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from math import ceil
@@ -25,7 +25,7 @@ from bertvision.featurestore.writing.origin import TOKEN_IDS
 from bertvision.pipelines.extraction.job import ExtractionJob
 from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.reading import StoredName
-from bertvision.pipelines.tasks.task import Labels, Task
+from bertvision.pipelines.tasks.task import Task
 from bertvision.pipelines.tasks.windows import Windows
 from bertvision.pipelines.workspace.dataset import Dataset
 from bertvision.pipelines.workspace.records import SnapshotInfo
@@ -48,22 +48,24 @@ def order_seed(workspace: Workspace, split: str) -> int | None:
     return workspace.config.finetune.seed if split in ("train", "all") else None
 
 
-def chosen_tokens(windows: Windows, rule: str, stored: Callable[[Windows], Labels]) -> Windows:
-    """Windows of which some tokens are kept.
+def chosen_tokens(windows: Windows, job: ExtractionJob, task: Task) -> Windows:
+    """Windows with the tokens that an extraction keeps of them.
 
     Args:
         windows: Windows of a split.
-        rule: Rule that says which (`Keep.parse`).
-        stored: Labels of windows that are stored.
+        job: Extraction, with the rule.
+        task: Task of the data.
 
     Returns:
-        The same windows with ``keep``. Those of which no token is kept stay among them, and are
-        left out of the split.
+        The same windows, with ``keep`` where there is a rule. Those of which no token is kept stay
+        among them, and are left out of the split.
 
     Raises:
         InputError: There is no such field, no token is kept, or labels are places in windows.
     """
-    if {"start_positions", "end_positions"}.intersection(stored(windows)):
+    if (rule := job.options.keep) is None:
+        return windows
+    if {"start_positions", "end_positions"}.intersection(task.stored(windows)):
         raise InputError(
             f"--keep {rule}: answers are stored as places in whole windows; extract all tokens, "
             "and leave some out when you read: split.tokens(keep=…)"

@@ -157,8 +157,7 @@ class SplitExtraction:
         self.source = loaded.source
         self.windows = data.task.windows(items, loaded.tokenizer, data.config)
         loaded.check(self.windows)
-        if job.options.keep is not None:
-            self.windows = chosen_tokens(self.windows, job.options.keep, data.task.stored)
+        self.windows = chosen_tokens(self.windows, job, data.task)
         # an unknown word is a word
         special = {*loaded.tokenizer.all_special_ids} - {loaded.tokenizer.unk_token_id}
         self.special = tuple(special)
