@@ -167,7 +167,10 @@ class SplitReader(StoredSplit):
 
         Raises:
             CorruptStoreError: a scale or a shard's record is damaged.
+            InputError: The split keeps some tokens of each example, and first ones are asked for.
         """
+        if first:
+            self.require_all_tokens()
         if self.encoding.transformed:
             errors = self.encoding_error
             error = errors.get("first" if first else "ordinary", self.encoding.error)
@@ -244,6 +247,7 @@ class SplitReader(StoredSplit):
         """Command that finishes the split."""
         origin = self.record.provenance
         command = f"bertvision extract --checkpoint {self.tag} --split {self.split}"
+        command += "" if self.keep is None else f" --keep {self.keep}"
         if self.record.is_shuffled:
             source, seed = origin.get("shuffled_from"), origin.get("shuffle_seed")
             command = f"bertvision store shuffle {source} {self.split} --seed {seed}"

@@ -15,6 +15,7 @@ import torch
 
 from bertvision.errors import CorruptStoreError, InputError
 from bertvision.featurestore.batch import ActivationBatch
+from bertvision.featurestore.format.keeping import KEPT_POSITION
 from bertvision.featurestore.format.shard import ShardReader
 from bertvision.featurestore.reader import SplitReader
 from bertvision.featurestore.storage.storage import Storage
@@ -67,6 +68,7 @@ class ActivationSplit(SplitReader, Sequence[torch.Tensor]):
             "examples": f"{record.examples:,}, {record.tokens:,} tokens",
             "layers": ", ".join(self.layer_names or map(str, record.layers)),
             "hidden size": f"{record.hidden_size:,}",
+            "tokens kept": self.keep or "all",
             "encoding": record.encoding,
             "labels": ", ".join(self.label_names) or "none",
             "complete": "yes" if self.is_complete else self.lacking() or "",
@@ -168,6 +170,27 @@ class ActivationSplit(SplitReader, Sequence[torch.Tensor]):
             CorruptStoreError: the table or the offsets are damaged.
         """
         return self._token_text.of(self._position(example))
+
+    def positions(self, example: int) -> npt.NDArray[np.int32]:
+        """The place of each stored token of an example in what the model read, (seq,) from 0.
+
+        Args:
+            example: Its position in the split, negative from the end.
+
+        Raises:
+            IndexError: There is no such example.
+            CorruptStoreError: The array is damaged.
+        """
+        self.require_examples()
+        i = self._position(example)
+        if self.keep is None:
+            return np.arange(self.plan.n_tokens[i], dtype=np.int32)
+        first = int(self.plan.first_token[i])
+        return self._kept_positions[first : first + int(self.plan.n_tokens[i])]
+
+    @cached_property
+    def _kept_positions(self) -> npt.NDArray[np.int32]:
+        return self.array(KEPT_POSITION)
 
     @cached_property
     def _token_text(self) -> TokenText:

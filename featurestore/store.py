@@ -133,6 +133,7 @@ class ActivationStore(Mapping[str, "SnapshotSplits"]):
         tokenizer: Any = None,
         channel_stats: tuple[Tensor | npt.ArrayLike, Tensor | npt.ArrayLike] | None = None,
         nonfinite: NonFinite = "error",
+        keep: str | None = None,
         part: int = 0,
     ) -> ActivationWriter:
         """Write hidden states that any code makes, or go on with a split that was begun.
@@ -153,6 +154,10 @@ class ActivationStore(Mapping[str, "SnapshotSplits"]):
             channel_stats: mean and deviation of each channel, (layers, hidden) each, for int8 and
                 int4; by default they are taken from the examples of the first shard.
             nonfinite: refuse NaN and infinity ("error"), or replace and count them ("record").
+            keep: Tokens of each example to store, by a rule: ``completion``, those where the field
+                ``loss_mask`` or ``generated`` is 1; ``from:N``, all but the first N; ``every:N``,
+                one of N; or the name of another mask field. None stores all. Their places are the
+                array ``kept_position``.
             part: Part of this process among those that write the split at once, such as its rank.
 
         Raises:
@@ -175,6 +180,7 @@ class ActivationStore(Mapping[str, "SnapshotSplits"]):
             tokenizer=tokenizer,
             channel_stats=channel_stats,
             nonfinite=nonfinite,
+            keep=keep,
             part=part,
         )
 

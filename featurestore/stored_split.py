@@ -10,9 +10,10 @@ import operator
 from collections.abc import Sequence
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from bertvision.errors import InputError
+from bertvision.featurestore.format.keeping import KEPT_POSITION
 from bertvision.featurestore.format.ledger import Ledger
 from bertvision.featurestore.format.names import SnapshotTag, check_name
 from bertvision.featurestore.format.records import SplitRecord
@@ -82,6 +83,25 @@ class StoredSplit:
             raise InputError(f"layers {layers} are {wanted}: name at least one, each once")
         return [stored.index(int(layer)) for layer in wanted]
 
+    @property
+    def keep(self) -> str | None:
+        """Rule of the tokens that are stored of each example; None where all are."""
+        return self.record.keep
+
+    def require_all_tokens(self) -> Self:
+        """Return the split itself, if it has all tokens of each example.
+
+        Raises:
+            InputError: It keeps some of them.
+        """
+        if self.keep is not None:
+            raise InputError(
+                f"{self.name} keeps some tokens of each example (keep: {self.keep}; their places "
+                f"are its array {KEPT_POSITION}), and all are needed here: name a split that was "
+                "written without keep, or read this one with split.read, split.tokens or split.dask"
+            )
+        return self
+
     def committed_shards(self) -> list[int]:
         """Shards that the split's record counts and the ledger names."""
         return sorted(shard for shard in self.ledger.shards() if shard < self.record.shards)
@@ -115,6 +135,7 @@ class StoredSplit:
             "shards_committed": len(committed),
             "examples": r.examples,
             "tokens": r.tokens,
+            "keep": self.keep,
             "encoding": r.encoding,
             "compression": r.compression,
             "layers": list(r.layers),

@@ -20,7 +20,7 @@ from bertvision.pipelines.reading import (
 from bertvision.pipelines.text import size
 from bertvision.pipelines.workspace.checks import find_workspace
 
-FilesKind = Literal["safetensors", "npy", "arrow", "deepspec"]
+FilesKind = Literal["safetensors", "npz", "npy", "arrow", "deepspec"]
 _NAMED = 5
 
 
@@ -66,8 +66,9 @@ def import_states(
     """Store hidden states that other programs wrote.
 
     All readers take them then. The kind of the files is recognised: a folder of safetensors files
-    (speculators, vLLM), a DeepSpec cache, a data set that `datasets` saved (SAELens), arrays of
-    NumPy and memory maps (docs/foreign-states.md). Nothing is unpickled. A killed import is
+    (speculators, vLLM), caches of TransformerLens as safetensors or .npz, a DeepSpec cache, a data
+    set that `datasets` saved (SAELens), HDF5 (structural probes), arrays of NumPy and memory maps
+    (docs/foreign-states.md). Nothing is unpickled. A killed import is
     finished by the same call: nothing is stored twice.
 
     Examples:
@@ -78,8 +79,8 @@ def import_states(
         (6, [0, 6])
 
     Args:
-        source: Folder of safetensors or .npy files, DeepSpec cache, data set that `datasets` saved,
-            .npy file or memory map.
+        source: Folder of safetensors, .npz or .npy files, DeepSpec cache, data set that `datasets`
+            saved, HDF5 or .npy file or memory map.
         name: Split to write, such as 0e/train.
         layers: What the layers are, by index or name, such as 2,18,33; by default what the files
             say.
@@ -91,8 +92,10 @@ def import_states(
         input_ids: .npy with the token ids, beside one array.
         dtype: Numbers of a memory map: float16, bfloat16, float32 or float64.
         shape: Shape of a memory map, such as 1000,128,4,768.
-        column: Column of a data set that has the hidden states.
-        format: Kind of files, of a folder that holds several: safetensors, npy, arrow or deepspec.
+        column: Column of a data set that has the hidden states; or the tensors that are the layers,
+            by a pattern of their names, such as 'blocks.*.hook_resid_post'.
+        format: Kind of files, of a folder that holds several: safetensors, npz, npy, arrow or
+            deepspec.
         skip_bad: Leave out damaged samples, and count them.
 
     Raises:
@@ -118,6 +121,7 @@ def import_states(
         shape=sizes,
         column=column,
         kind=format,
+        layers=None if named is None else len(named),
     )
     done = import_source(
         *(ActivationStore.create(place), tag, split, source_there),

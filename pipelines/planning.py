@@ -37,7 +37,7 @@ from bertvision.pipelines.encoders.loading import (
 )
 from bertvision.pipelines.encoders.sites.taps import check_same_sites
 from bertvision.pipelines.encoders.weights import weight_names
-from bertvision.pipelines.extraction.contents import asked_split, provenance
+from bertvision.pipelines.extraction.contents import asked_split, chosen_tokens, provenance
 from bertvision.pipelines.extraction.extract import asked_jobs, wanted_splits
 from bertvision.pipelines.extraction.job import ExtractionJob, check_lengths
 from bertvision.pipelines.extraction.layers import layers_of_tokens
@@ -108,7 +108,7 @@ def extraction_rate(
             costs_of_split.examples_written > 0
             and (costs_of_split.precision, costs_of_split.device) == (precision, device().type)
             and (costs_of_split.pooled_from is None) == (pooled_from is None)
-            and (other.dataset, other.sites) == (asked.dataset, asked.sites)
+            and other[2:] == asked[2:]
             and (other.tokens == "all") == (asked.tokens == "all")
         )
 
@@ -333,6 +333,7 @@ def _planned(
         ProvenanceError: it was begun from something else.
     """
     job = part or asked
+    windows = chosen_tokens(windows, asked, data.task)
     layers = layers_of_tokens(asked.options, encoder.size.layers, pooler=encoder.pooler)[tokens]
     spec, contents = asked_split(
         *(workspace, data, asked, tokens, windows, storage),

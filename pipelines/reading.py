@@ -215,6 +215,7 @@ READ: dict[Any, Callable[[Any], Any]] = {
 
 
 _SITES: Final = "sites"
+_SOME = "kept"
 
 
 class StoredName(NamedTuple):
@@ -228,6 +229,8 @@ class StoredName(NamedTuple):
     """A data set beside the workspace's own, or None."""
     sites: bool = False
     """Whether it holds other sites of the encoder than its hidden states."""
+    some: bool = False
+    """Whether it holds some tokens of each window, by a rule (`Keep`)."""
 
     @classmethod
     def parse(cls, name: str) -> StoredName:
@@ -239,21 +242,24 @@ class StoredName(NamedTuple):
         parts = name.split("-")
         pooling = from_file_part(parts[-1]) if len(parts) > 1 else None
         parts = parts[:-1] if pooling else parts
+        some = len(parts) > 1 and parts[-1] == _SOME
+        parts = parts[:-1] if some else parts
         sites = len(parts) > 1 and parts[-1] == _SITES
         parts = parts[:-1] if sites else parts
         if len(parts) > 2:
             raise InputError(
-                f"{name!r} is no stored split: write [DATA SET-]SPLIT[-{_SITES}][-POOLING], such "
-                "as dev, dev-cls or bigram_shift-test-mean"
+                f"{name!r} is no stored split: write [DATA SET-]SPLIT[-{_SITES}][-{_SOME} or "
+                "-POOLING], such as dev, dev-cls or bigram_shift-test-mean"
             )
         dataset = parts[0] if len(parts) > 1 else None
-        return cls(parts[-1], pooling or "all", dataset, sites)
+        return cls(parts[-1], pooling or "all", dataset, sites, some)
 
     @property
     def name(self) -> str:
-        """As it is written: ``train``, ``dev-cls``, ``bigram_shift-test-mean``, ``dev-sites``."""
+        """As it is written: ``train``, ``dev-cls``, ``bigram_shift-test-mean``, ``dev-kept``."""
         pooling = None if self.tokens == "all" else file_part(self.tokens)
-        parts = [self.dataset, self.split, _SITES if self.sites else None, pooling]
+        parts = [self.dataset, self.split, _SITES if self.sites else None]
+        parts += [_SOME if self.some else None, pooling]
         return "-".join(part for part in parts if part is not None)
 
 

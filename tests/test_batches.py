@@ -82,6 +82,17 @@ def test_without_a_mask_nothing_is_padding(tmp_path: Path) -> None:
         ({"attention_mask": MASKS["left"][:2]}, r"attention_mask is \(2, 7\)"),
         ({"attention_mask": MASKS["left"] * torch.tensor([[1], [0], [1]])}, "row 1 of attention_m"),
         ({"input_ids": torch.zeros(3, 6)}, r"input_ids is \(3, 6\): give \(batch, seq"),
+        ({"keys": "aba"}, "keys hold 'a' twice"),
+        ({"keys": 5}, "1 keys were given for 3 examples"),
+        ({"hidden_states": (TUPLE[0], None)}, "layer 1 given: NoneType is no array"),
+        ({"hidden_states": (TUPLE[0], TUPLE[1].to_sparse())}, "layer 1 given is sparse"),
+        ({"dims": ("batch", "seq", "hidden", "layers")}, r"dims=.*: leave them out"),
+        (
+            {"attention_mask": (MASKS["left"] - 1.0) * 1e9},
+            r"attention_mask holds -1000000000\.0",
+        ),
+        ({"attention_mask": MASKS["left"] * 2}, "attention_mask holds 2: give 1 or True"),
+        ({"attention_mask": [[1], [1, 1]]}, "attention_mask: list is no array"),
         ({"labels": {"label": [1, 2]}}, r"labels label are \(2,\): give one for each of 3"),
         ({"hidden_states": torch.zeros(3, 7, 2, 8), "dims": ("a",)}, "dims=.*in the array's order"),
     ],
@@ -154,7 +165,11 @@ def test_a_hook_on_transformers_keeps_hidden_states_and_goes_on(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("modules", "keys", "message"),
     [
-        (["frist"], None, "Blocks has no module 'frist': did you mean first?"),
+        (["first"], None, "name one for each of the 2 layers that 0e/dev has"),
+        ("first", None, "modules='first': give a list of names"),
+        (["first", "first"], None, "name each once"),
+        (["first", "second"], "xyx", "keys hold 'x' twice"),
+        (["frist", "second"], None, "Blocks has no module 'frist': did you mean first?"),
         (["first", "idle"], None, "module idle was not called in this forward pass"),
         (["first", "second"], "x", "keys end before the batch of 3 examples"),
         (None, None, "Blocks takes no output_hidden_states: name modules="),
@@ -170,3 +185,73 @@ def test_a_hook_that_cannot_work_is_named(
         out.hook(model, modules, keys),
     ):
         model(torch.randn(3, 7, 4))
+
+
+def test_a_batch_of_which_a_part_is_there_is_added_whole_or_not_at_all(tmp_path: Path) -> None:
+    with writer(tmp_path, [1]) as out:
+        out.add_batch(torch.tensor([7, 8, 9]), TUPLE[1])
+        with pytest.raises(InputError, match="has 1 of these 3 examples already, '9' first"):
+            out.add_batch([6, 9, 5], TUPLE[1])
+        assert list(out) == ["7", "8", "9"]
+
+
+def test_layers_of_different_types_and_inference_tensors_are_stored(tmp_path: Path) -> None:
+    with writer(tmp_path, [0, 3]) as out, torch.inference_mode():
+        out.add_batch("abc", (TUPLE[0].clone(), TUPLE[3].bfloat16()), MASKS["left"])
+    with writer(tmp_path, [0, 3]) as out:
+        split = out.finish()
+    expected = torch.stack([TUPLE[0][0], TUPLE[3][0].bfloat16().float()], -1)
+    assert torch.equal(split[0], expected[MASKS["left"][0] == 1])
+
+
+def test_tensors_are_not_taken_for_the_first_of_the_named_layers(tmp_path: Path) -> None:
+    with (
+        writer(tmp_path, ["conv", "top"]) as out,  # type: ignore[list-item]
+        pytest.raises(InputError, match=r"4 layers were .* the split has \['conv', 'top'\]"),
+    ):
+        out.add_batch("abc", TUPLE)
+
+
+class Loose(Blocks):
+    """Names no arguments, changes a module's output in place, and may call a module twice."""
+
+    again = False
+
+    def forward(self, *args: Tensor, **kwargs: Tensor) -> Tensor:
+        first = self.first(args[0] if args else kwargs["x"])
+        if self.again:
+            self.first(kwargs["x"])
+        return self.second(first.tanh_())  # type: ignore[no-any-return]
+
+
+def test_a_hook_keeps_an_output_as_it_was_and_refuses_what_it_cannot_tell(tmp_path: Path) -> None:
+    model, x = Loose(), torch.randn(3, 7, 4)
+    with writer(tmp_path, [0, 1]) as out:
+        with out.hook(model, ["first", "second"]), torch.no_grad():
+            model(x=x, attention_mask=MASKS["left"])
+            with pytest.raises(InputError, match="does not name its arguments"):
+                model(x, MASKS["left"])
+            model.again = True
+            with pytest.raises(InputError, match="first was called twice in this forward pass"):
+                model(x=x)
+            model.again = False
+        with out.hook(model, ["first", "second"]):  # further numbers
+            model(x=x)
+        split = out.finish()
+    assert split.table()["id"].to_pylist() == ["0", "1", "2", "3", "4", "5"]
+    assert torch.equal(split[0][..., 0], model.first(x)[0][MASKS["left"][0] == 1])
+
+
+def test_numbers_from_0_are_for_one_process_and_generation_is_refused(tmp_path: Path) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(vocab_size=30, n_embd=HIDDEN, n_layer=1, n_head=2, n_positions=16)
+    model = GPT2LMHeadModel(config).eval()
+    with writer(tmp_path, [0, 1], part=1) as out:
+        with pytest.raises(InputError, match="keys are None and part is 1"), out.hook(model):
+            pass
+        with (
+            out.hook(model, keys="ab"),
+            pytest.raises(InputError, match="continues a cache .* call the model once on"),
+        ):
+            model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=2, pad_token_id=0)

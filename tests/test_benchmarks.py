@@ -238,6 +238,17 @@ def test_tokens_compares_streams_of_vectors_that_give_the_same(tmp_path: Path) -
 
 
 @pytest.mark.slow
+def test_hook_times_a_loop_that_keeps_its_states_beside_one_that_does_not(tmp_path: Path) -> None:
+    report_path = tmp_path / "hook.json"
+    run("hook.py", "--quick", "--folder", tmp_path, "--json", report_path)
+    report = json.loads(report_path.read_text())
+    kept = {"writer.hook", "writer.add_batch", "torch.save"}
+    assert report["results"].keys() == kept | {"bare loop"}
+    assert report["ratios"].keys() == kept
+    assert report["settings"]["layers"] == 7
+
+
+@pytest.mark.slow
 def test_trainers_says_of_each_form_what_a_kill_and_a_flipped_bit_leave(tmp_path: Path) -> None:
     report_path = tmp_path / "trainers.json"
     run("trainers.py", "--quick", "--folder", tmp_path, "--json", report_path)

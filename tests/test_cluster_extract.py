@@ -110,6 +110,15 @@ def test_workers_extract_sites_as_a_single_process_does(
     assert names == ["blocks.0.hook_mlp_out", "blocks.1.hook_mlp_out"]
 
 
+def test_workers_keep_the_tokens_that_a_single_process_does(
+    space: Workspace, tmp_path: Path, address: str
+) -> None:
+    for store, scheduler_ in (("alone", None), ("shared", address)):
+        (done,) = run(space, tmp_path / store, scheduler=scheduler_, keep="every:3")
+        assert done.split == f"{SPLIT}-kept"
+    assert files(tmp_path / "shared") == files(tmp_path / "alone")
+
+
 def test_workers_pool_stored_tokens_without_the_encoder(
     space: Workspace, tmp_path: Path, address: str
 ) -> None:

@@ -343,3 +343,139 @@ def test_the_command_says_what_it_did_and_what_is_not_known(tmp_path: Path) -> N
     assert not (tmp_path / "other").exists()
     result = run("store", "import", source, "0e/t", "--store", tmp_path / "s", "--layers", "1,2")
     assert "the samples have 3 layers, and 2 are named: 1, 2" in result.stderr
+
+
+def hooks(number: int, layers: int = 12) -> dict[str, torch.Tensor]:
+    """A cache of TransformerLens, (1, tokens, hidden) of each hook, in an order of its own."""
+    tokens = LENGTHS[number]
+    states = torch.arange(layers * tokens * HIDDEN).view(layers, 1, tokens, HIDDEN).bfloat16()
+    named = {f"blocks.{layer}.hook_resid_post": states[layer].float() for layer in range(layers)}
+    return {**dict(sorted(named.items())), "tokens": torch.arange(tokens)[None] + number}
+
+
+@pytest.mark.parametrize("form", ["safetensors", "npz"])
+def test_a_cache_of_hooks_has_its_layers_in_the_order_of_the_blocks(
+    tmp_path: Path, form: str
+) -> None:
+    folder = tmp_path / "caches"
+    folder.mkdir()
+    for i in range(3):
+        extra = {"blocks.0.ln1.hook_scale": torch.ones(1, LENGTHS[i], 1)}
+        path = folder / f"prompt_{i}.{form}"
+        if form == "npz":
+            np.savez_compressed(path, **{k: v.numpy() for k, v in (hooks(i) | extra).items()})
+        else:
+            save_file(hooks(i) | extra, path)
+    with pytest.raises(InputError, match="activations of different shapes, .* --column 'blocks"):
+        bring(folder, tmp_path / "none")
+    done = bring(folder, tmp_path / "store", column="blocks.*.hook_resid_post")
+    assert done.layers == [f"blocks.{i}.hook_resid_post" for i in range(12)]
+    due = [torch.stack([*hooks(i).values()][:-1], 2)[0] for i in range(3)]
+    order = [sorted(map(str, range(12))).index(str(i)) for i in range(12)]
+    assert same(held(tmp_path / "store"), {f"prompt_{i}": due[i][:, order] for i in range(3)})
+    assert beside(tmp_path / "store", "input_ids")["prompt_2"][0] == 2
+    one = bring(folder / f"prompt_0.{form}", tmp_path / "one", column="blocks.1*.hook_resid_post")
+    assert one.layers == [f"blocks.{i}.hook_resid_post" for i in (1, 10, 11)]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "column", "message"),
+    [
+        ({"a.hook_x": torch.zeros(2, 3, 4)}, None, "a batch of 2 texts"),
+        ({"a.hook_x": torch.zeros(4)}, None, r"a.hook_x has shape \(4,\)"),
+        ({"a": torch.zeros(3, 4)}, None, "has no hidden_states: it has a"),
+        ({"a": torch.zeros(3, 4)}, "b*", "has nothing named 'b\\*': it has a"),
+        (
+            {"a.hook_x": torch.zeros(3, 4), "token_ids": torch.arange(2)},
+            None,
+            "3 tokens and token ids of shape \\(2,\\)",
+        ),
+    ],
+)
+@pytest.mark.parametrize("form", ["safetensors", "npz"])
+def test_named_tensors_that_are_no_sample_are_refused(
+    tmp_path: Path, tensors: dict[str, torch.Tensor], column: str | None, message: str, form: str
+) -> None:
+    path = tmp_path / f"x.{form}"
+    if form == "npz":
+        np.savez(path, **{name: tensor.numpy() for name, tensor in tensors.items()})
+    else:
+        save_file(tensors, path)
+    with pytest.raises(InputError, match=message):
+        bring(path, tmp_path / "store", column=column)
+
+
+def test_npz_is_not_unpickled_nor_believed(tmp_path: Path) -> None:
+    np.savez(tmp_path / "objects.npz", hidden_states=np.array([{}], object))
+    with pytest.raises(InputError, match="objects would have to be unpickled"):
+        bring(tmp_path / "objects.npz", tmp_path / "store")
+    np.savez(tmp_path / "cut.npz", hidden_states=np.ones((3, 2, 4), np.float32))
+    whole = (tmp_path / "cut.npz").read_bytes()
+    (tmp_path / "cut.npz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InputError, match="cut.npz is damaged, cut off"):
+        bring(tmp_path / "cut.npz", tmp_path / "store")
+    for shape in (b"(9, 9, 9)", b"(-3, 2,4)"):
+        (tmp_path / "large.npz").write_bytes(whole.replace(b"(3, 2, 4)", shape))
+        with pytest.raises(InputError, match="large.npz"):
+            bring(tmp_path / "large.npz", tmp_path / "store")
+    locked = bytearray(whole)
+    locked[whole.index(b"PK\x03\x04") + 6] |= 1
+    locked[whole.index(b"PK\x01\x02") + 8] |= 1
+    (tmp_path / "locked.npz").write_bytes(locked)
+    with pytest.raises(InputError, match="locked.npz"):
+        bring(tmp_path / "locked.npz", tmp_path / "store")
+
+
+def test_columns_of_several_hooks_are_layers_by_a_pattern(tmp_path: Path) -> None:
+    rows = {f"blocks.{i}.hook_mlp_out": [[[i, 1.0]] * 3] * 2 for i in range(2)}
+    Dataset.from_dict(rows | {"blocks": [1, 2]}).save_to_disk(tmp_path / "data")
+    done = bring(tmp_path / "data", tmp_path / "store", column="blocks.*")
+    assert done.layers == list(rows)
+    assert held(tmp_path / "store")["1"][0].tolist() == [[0.0, 1.0], [1.0, 1.0]]
+    with pytest.raises(InputError, match="has no column 'x.*'"):
+        bring(tmp_path / "data", tmp_path / "store", column="x*")
+    with pytest.raises(InputError, match=r"--column block\*: blocks does not hold sequences"):
+        bring(tmp_path / "data", tmp_path / "store", column="block*")
+
+
+def test_hdf5_of_structural_probes_is_layers_first(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    states = {str(i): torch.randn(LAYERS, LENGTHS[i], HIDDEN).bfloat16().float() for i in ROWS}
+    with h5py.File(tmp_path / "bert.hdf5", "w") as file:
+        for key in sorted(states):
+            file.create_dataset(key, data=states[key].numpy(), compression="gzip")
+        file["sentence_to_index"] = json.dumps({"a": "0"})
+    done = bring(tmp_path / "bert.hdf5", tmp_path / "store")
+    assert done.source == "HDF5"
+    assert same(held(tmp_path / "store"), {k: v.transpose(0, 1) for k, v in states.items()})
+    with h5py.File(tmp_path / "groups.h5", "w") as file:
+        for key, values in states.items():
+            group = file.create_group(f"clip-{key}")
+            group["hidden_states"] = values.transpose(0, 1).numpy()
+            group["token_ids"] = np.arange(values.shape[1])
+    bring(tmp_path / "groups.h5", tmp_path / "other")
+    due = {f"clip-{k}": v.transpose(0, 1) for k, v in states.items()}
+    assert same(held(tmp_path / "other"), due)
+    assert beside(tmp_path / "other", "input_ids")["clip-0"] == list(range(LENGTHS[0]))
+
+
+def test_hdf5_that_is_not_clear_or_leads_elsewhere_is_refused(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    path, store = tmp_path / "x.h5", tmp_path / "store"
+    with h5py.File(path, "w") as file:
+        file["0"] = np.ones((2, 5, HIDDEN), np.float32)
+    with pytest.raises(InputError, match=r"may be \(layers, tokens, hidden\) or .* --layers"):
+        bring(path, store)
+    assert bring(path, store, layers=["low", "high"]).layers == ["low", "high"]
+    with h5py.File(path, "a") as file:
+        file["1"] = np.ones((3, 4, HIDDEN), np.float32)
+    with pytest.raises(InputError, match="2 different first and 2 different second axes"):
+        bring(path, store)
+    with h5py.File(path, "w") as file:
+        file["1"] = h5py.ExternalLink("/etc/passwd", "x")
+        file.create_dataset("2", (2, 1 << 20, HIDDEN), "f4", chunks=True)
+    with pytest.raises(InputError, match="1 is a link, which .*; .*was not written to its end"):
+        bring(path, store)
+    path.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(64))
+    with pytest.raises(InputError, match="x.h5 is damaged, cut off"):
+        bring(path, store)

@@ -184,15 +184,16 @@ class ShardPlan:
         """Lay ragged per-token values of the caller's order out on the stored token axis.
 
         Args:
-            values: (tokens, …), examples concatenated in the caller's order.
+            values: (tokens, …), examples concatenated in the caller's order, those that the plan
+                has.
             fill: the value of the shards' tails.
 
         Returns:
             (n_shards · shard_tokens, …) in stored order.
         """
-        starts = np.zeros(len(self) + 1, dtype=np.int64)
-        lengths = np.empty(len(self), dtype=np.int64)
+        lengths = np.zeros(int(self.example_id.max()) + 1, dtype=np.int64)
         lengths[self.example_id] = self.n_tokens
+        starts = np.zeros(len(lengths) + 1, dtype=np.int64)
         np.cumsum(lengths, out=starts[1:])
         out = np.full((self.n_shards * self.shard_tokens, *values.shape[1:]), fill, values.dtype)
         sources = starts[self.example_id]

@@ -14,6 +14,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from bertvision.errors import InputError, counted
+from bertvision.featurestore.format.keeping import KEEP, KEPT_POSITION
 from bertvision.featurestore.format.layout import (
     PLAN_DTYPES,
     TRANSFORM_ARRAYS,
@@ -226,6 +227,8 @@ class SplitRecord(Layout):
             array = self.arrays[name]
             if not array.dtype.startswith("uint") or array.dims != ("token",):
                 raise ValueError(f"array {name} is not of whole numbers by token")
+        if self.keep is not None:
+            due[KEPT_POSITION] = ("int32", ("token",))
         sizes = {"example": self.examples, "token": self.axis}
         sizes |= {"layer": len(self.layers), "hidden": self.hidden_size}
         if encoding.transformed:
@@ -254,6 +257,12 @@ class SplitRecord(Layout):
     def is_shuffled(self) -> bool:
         """Whether its tokens were permuted: examples do not lie where the plan says."""
         return SHUFFLED in self.requires
+
+    @property
+    def keep(self) -> str | None:
+        """Rule of the tokens that are stored of each example; None where all are."""
+        rule = self.provenance.get(KEEP) if KEPT_POSITION in self.arrays else None
+        return None if rule is None else str(rule)
 
     @cached_property
     def identity(self) -> str:
@@ -285,6 +294,7 @@ class SplitRecord(Layout):
             # how many bytes an error takes is known when they are written
             f"{'' if encoding.transformed else size}"
             f"{', tokens shuffled' if self.is_shuffled else ''}"
+            f"{'' if self.keep is None else f', kept: {self.keep}'}"
         )
 
     def difference(self, other: SplitRecord) -> tuple[str, object, object] | None:

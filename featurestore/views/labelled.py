@@ -17,6 +17,7 @@ import xarray as xr
 from xarray.backends import BackendArray
 from xarray.core import indexing
 
+from bertvision.featurestore.format.keeping import KEPT_POSITION
 from bertvision.featurestore.lazy import SplitSource, layer_labels, provenance_of
 from bertvision.featurestore.reader import SplitReader
 from bertvision.featurestore.views.decoded import decoded_tokens
@@ -37,9 +38,10 @@ def labelled(split: SplitReader) -> xr.Dataset:
         (token), of which ``offset_mapping`` also has a dimension ``offset``: start and end;
         ``n_tokens`` and ``example_id`` (example). Coordinates are ``layer``, the index of the
         hidden state or its name; ``example_of_token`` and ``position`` (token), the example that a
-        token belongs to and its place in that; ``first_token`` (example), where on the token axis
-        an example begins; ``id`` (example), its key in the data, unless windows hold tokens of
-        several rows. Chunks, where they are asked for with ``chunks={}``, are shards.
+        token belongs to and its place in what the model read of that; ``first_token`` (example),
+        where on the token axis an example begins; ``id`` (example), its key in the data, unless
+        windows hold tokens of several rows. Chunks, where they are asked for with ``chunks={}``,
+        are shards.
 
     Raises:
         IncompleteSplitError: shards are not committed yet.
@@ -63,7 +65,7 @@ def labelled(split: SplitReader) -> xr.Dataset:
     coords: dict[str, Any] = {
         "layer": layer_labels(split, None),
         "example_of_token": variable(partial(Whole, np.int64, _examples_of_tokens), "token"),
-        "position": variable(partial(Whole, np.int64, _positions_of_tokens), "token"),
+        "position": variable(partial(Whole, np.int64, _places_of_tokens), "token"),
         "first_token": ("example", np.cumsum(n) - n),
     }
     for name, info in record.arrays.items():
@@ -215,6 +217,12 @@ def _examples_of_tokens(split: SplitReader) -> npt.NDArray[Any]:
 def _positions_of_tokens(split: SplitReader) -> npt.NDArray[Any]:
     n = split.plan.n_tokens.astype(np.int64)
     return np.arange(split.plan.total_tokens) - np.repeat(np.cumsum(n) - n, n)
+
+
+def _places_of_tokens(split: SplitReader) -> npt.NDArray[Any]:
+    if split.keep is None:
+        return _positions_of_tokens(split)
+    return _token_array(KEPT_POSITION, split).astype(np.int64)
 
 
 def _token_array(name: str, split: SplitReader) -> npt.NDArray[Any]:

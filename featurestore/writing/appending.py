@@ -13,6 +13,7 @@ import json
 import os
 import secrets
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -31,6 +32,7 @@ from torch import Tensor, nn
 from bertvision.errors import BertvisionError, InputError, NonFiniteError
 from bertvision.featurestore.creation import library_versions
 from bertvision.featurestore.format.encoding import ChannelStats
+from bertvision.featurestore.format.keeping import KEEP, Keep
 from bertvision.featurestore.format.layout import get_encoding
 from bertvision.featurestore.format.names import NonFinite, SnapshotTag, check_name
 from bertvision.featurestore.format.plan import SHARD_TOKENS
@@ -45,7 +47,9 @@ from bertvision.featurestore.writing.columns import (
     as_key,
     as_states,
     as_whole,
+    check_length,
     check_same,
+    kept_rows,
     rows_of,
 )
 from bertvision.featurestore.writing.committed import Committed, check_all, check_new
@@ -64,7 +68,8 @@ class ActivationWriter:
     threads, write one split by a writer each, of different parts.
 
     Attributes:
-        dropped: by key why examples that `add` took do not fit the encoding and are not stored.
+        dropped: by key why examples that `add` took are not stored: they do not fit the encoding,
+            or ``keep`` keeps none of their tokens.
 
     Examples:
         >>> import torch
@@ -89,6 +94,8 @@ class ActivationWriter:
     ) -> None:
         self._ledger, self._storage, self._part = ledger, ledger.storage, part
         self._layout, self._open, self._cut_short = wanted, True, False
+        rule = wanted.provenance.get(KEEP)
+        self._keep = None if rule is None else Keep.parse(rule)
         self.dropped: dict[str, str] = {}
         with full_disk_named(self._storage), ExitStack() as locks:
             state = ledger.state()
@@ -118,6 +125,7 @@ class ActivationWriter:
         self._filling = 0
         self._committing: Future[None] | None = None
         self._adding: str | None = None
+        self._numbers = count()  # of the examples that hooks add
         self._thread = ThreadPoolExecutor(1, "bertvision-writer")
         self._lock, self._process = RLock(), os.getpid()
 
@@ -221,6 +229,13 @@ class ActivationWriter:
             growing = check_new(name, self._growing, there, self._due, ledger.tag, ledger.split)
             states = as_states(name, hidden_states, growing, dims)
             rows, columns = rows_of(len(states), input_ids, labels, fields)
+            if self._keep is not None and len(states):
+                places, rows, columns = kept_rows(self._keep, len(states), rows, columns)
+                if not len(places):
+                    self.dropped[name] = f"keep={growing.provenance[KEEP]} keeps none of its tokens"
+                    return
+                states = states[torch.from_numpy(places).to(states.device)]
+            check_length(name, len(states), growing)
             if (others := self._columns()) is not None:
                 check_same(columns, others, f"example {name!r}")
             if again:
@@ -262,7 +277,8 @@ class ActivationWriter:
             fields: arrays of their tokens, by name, (batch, seq, …) each.
 
         Raises:
-            InputError: Shapes do not go together, or as `add`; examples before stay.
+            InputError: Shapes do not go together, or one is there already: none is added; or as
+                `add`: examples before stay.
             NonFiniteError, DiskSpaceError: as `add`.
 
         Examples:
@@ -276,12 +292,20 @@ class ActivationWriter:
             >>> [states.shape for states in split]  # (seq, hidden, layers)
             [torch.Size([4, 8, 2]), torch.Size([2, 8, 2])]
         """
-        names = list(keys)
+        given = keys.tolist() if isinstance(keys, Tensor | np.ndarray) else keys
+        names = [as_key(key) for key in given] if isinstance(given, Iterable) else [as_key(given)]
+        if twice := [name for name, times in Counter(names).items() if times > 1]:
+            raise InputError(f"keys hold {twice[0]!r} twice: name each example of a batch once")
         examples = batch_examples(
             *(self._layout, hidden_states, attention_mask, dims, input_ids, labels, fields)
         )
         if len(names) != len(examples):
             raise InputError(f"{len(names)} keys were given for {len(examples)} examples")
+        if there := [name for name in names if name in self]:
+            raise InputError(
+                f"{self._ledger.name} has {len(there)} of these {len(names)} examples already, "
+                f"{there[0]!r} first: none was added; give the rows whose key is not in writer"
+            )
         for key, example in zip(names, examples, strict=True):
             self.add(
                 key,
@@ -308,19 +332,36 @@ class ActivationWriter:
             model: A model of transformers; with ``modules`` any.
             modules: Names of its modules, as ``model.named_modules()`` has them, whose outputs
                 (batch, seq, hidden) are the layers of the split; None takes the hidden states.
-            keys: Names of the examples in the order of the batches; by default numbers from 0.
+            keys: Names of the examples in the order of the batches; by default numbers from 0,
+                which further blocks of this writer continue.
 
         Raises:
-            InputError: There is no such module; in the loop, there are too few keys, or as
-                `add_batch`.
+            InputError: There is no such module, or not one for each layer; this writer has a part
+                other than 0 and no keys; in the loop, there are too few keys, a pass continues a
+                cache, as `generate` does, or as `add_batch`.
         """
-        named = iter(count() if keys is None else keys)
+        record, count_layers = self._layout, len(self._layout.layers)
+        if modules is not None and not isinstance(modules, str) and len(modules) != count_layers:
+            raise InputError(
+                f"modules={list(modules)}: name one for each of the {count_layers} layers that "
+                f"{self._ledger.name} has"
+            )
+        if keys is None and self._part:
+            raise InputError(
+                f"keys are None and part is {self._part}: numbers from 0 would name other "
+                "examples in each process; give keys="
+            )
+        named = self._numbers if keys is None else iter(keys)
+        seen: set[str] = set()
 
         def take(layers: list[Tensor], mask: Tensor | None, ids: Tensor | None) -> None:
-            examples = batch_examples(self._layout, layers, mask, BATCH_DIMS, ids, None, None)
-            names = list(islice(named, len(examples)))
+            examples = batch_examples(record, layers, mask, BATCH_DIMS, ids, None, None)
+            names = [as_key(key) for key in islice(named, len(examples))]
             if len(names) < len(examples):
                 raise InputError(f"keys end before the batch of {len(examples)} examples")
+            if twice := [n for n, times in Counter(names).items() if times > 1 or n in seen]:
+                raise InputError(f"keys hold {twice[0]!r} twice: name each example once")
+            seen.update(names)
             for key, example in zip(names, examples, strict=True):
                 if key not in self:
                     self.add(key, example.hidden_states, input_ids=example.input_ids)
@@ -556,6 +597,7 @@ def open_appending(
     tokenizer: Any,
     channel_stats: tuple[Any, Any] | None,
     nonfinite: NonFinite,
+    keep: str | None,
     part: int,
 ) -> ActivationWriter:
     """A writer; arguments and errors are those of `ActivationStore.writer`."""
@@ -580,6 +622,14 @@ def open_appending(
             f"pcodec takes values of two bytes and more: store {kind.name} plain or with zstd"
         )
     positions, origin = _layers(layers, provenance)
+    if KEEP in origin:
+        raise InputError(
+            f"provenance has {KEEP}, which says that tokens are left out: give keep="
+            f"{origin[KEEP]!r} to the writer"
+        )
+    if keep is not None:
+        Keep.parse(keep)
+        origin[KEEP] = keep
     if tokenizer is not None:
         origin["tokenizer_sha256"] = tokenizer_digest(tokenizer)
     try:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,19 +50,15 @@ def batch_examples(
         InputError: Shapes do not go together.
     """
     layers = _layers(layout, hidden_states, dims)
-    shape = layers[0].shape[:2]
-    mask = torch.ones(shape, dtype=torch.bool)
-    if attention_mask is not None:
-        mask = torch.as_tensor(attention_mask).cpu() != 0
-    if mask.shape != shape:
-        raise InputError(
-            f"attention_mask is {tuple(mask.shape)}: give (batch, seq) = {tuple(shape)}"
-        )
+    mask = _real(attention_mask, layers[0].shape[:2])
     lengths = mask.sum(dim=1).tolist()
     if 0 in lengths:
         raise InputError(f"row {lengths.index(0)} of attention_mask masks all tokens: leave it out")
-    here = mask.to(layers[0].device)
-    states = torch.stack([layer.detach()[here] for layer in layers], dim=1).split(lengths)
+    dtype = reduce(torch.promote_types, (layer.dtype for layer in layers))
+    shape = (sum(lengths), len(layers), layout.hidden_size)
+    states = torch.empty(shape, dtype=dtype, device=layers[0].device)
+    for position, layer in enumerate(layers):  # each may lie on a device of its own
+        states[:, position] = layer.detach()[mask.to(layer.device)]
     of_tokens = {"input_ids": input_ids} if input_ids is not None else {}
     of_tokens |= dict(fields or {})
     packed = {name: _packed(name, values, mask, lengths) for name, values in of_tokens.items()}
@@ -69,30 +67,36 @@ def batch_examples(
     }
     return [
         BatchExample(
-            states[i],
+            part,
             packed["input_ids"][i] if input_ids is not None else None,
             {name: rows[i] for name, rows in of_examples.items()},
             {name: packed[name][i] for name in fields or ()},
         )
-        for i in range(len(lengths))
+        for i, part in enumerate(states.split(lengths))
     ]
 
 
 def _layers(layout: Layout, hidden_states: object, dims: Sequence[str]) -> list[Tensor]:
     """A tensor (batch, seq, hidden) for each layer of the split."""
     wanted, hidden = layout.layers, layout.hidden_size
+    named = "layer_names" in layout.provenance
+    whole = not isinstance(hidden_states, list | tuple)
+    states = _tensor("hidden_states", hidden_states) if whole else None
+    one = states is not None and states.ndim == 3 and len(wanted) == 1
+    if (states is None or one) and tuple(dims) != BATCH_DIMS:
+        raise InputError(f"dims={dims!r} are of one tensor of all layers: leave them out")
     if isinstance(hidden_states, list | tuple):
-        layers = [torch.as_tensor(layer) for layer in hidden_states]
+        layers = [_tensor(f"layer {i} given", x) for i, x in enumerate(hidden_states)]
         if len(layers) != len(wanted):
-            if len(layers) <= max(wanted):
+            if named or len(layers) <= max(wanted):
+                given = json.loads(str(layout.provenance["layer_names"])) if named else list(wanted)
                 raise InputError(
-                    f"{len(layers)} layers were given, and the split has {list(wanted)}: give all "
-                    "of a forward pass, or one tensor for each of these"
+                    f"{len(layers)} layers were given, and the split has {given}: give "
+                    f"{'' if named else 'all of a forward pass, or '}one tensor for each of these"
                 )
             layers = [layers[index] for index in wanted]
-    else:
-        states = torch.as_tensor(hidden_states)
-        if states.ndim == 3 and len(wanted) == 1:
+    elif states is not None:
+        if one:
             states = states.unsqueeze(2)
         elif sorted(dims) != sorted(BATCH_DIMS):
             raise InputError(
@@ -119,9 +123,38 @@ def _layers(layout: Layout, hidden_states: object, dims: Sequence[str]) -> list[
     return layers
 
 
+def _tensor(name: str, value: object) -> Tensor:
+    """A dense tensor of what was given."""
+    try:
+        tensor = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{name}: {type(value).__name__} is no array: {error}") from None
+    if tensor.layout != torch.strided or tensor.is_meta:
+        raise InputError(f"{name} is sparse, or has no values: give a dense tensor")
+    return tensor
+
+
+def _real(attention_mask: object, shape: torch.Size) -> Tensor:
+    """Whether each token is real, (batch, seq), on the CPU."""
+    if attention_mask is None:
+        return torch.ones(shape, dtype=torch.bool)
+    mask = _tensor("attention_mask", attention_mask).cpu()
+    if mask.shape != shape:
+        raise InputError(
+            f"attention_mask is {tuple(mask.shape)}: give (batch, seq) = {tuple(shape)}"
+        )
+    real = mask != 0
+    if not torch.equal(real.to(mask.dtype), mask):
+        strange = mask[real & (mask != 1)][0].item()
+        raise InputError(
+            f"attention_mask holds {strange}: give 1 or True at real tokens, 0 or False at padding"
+        )
+    return real
+
+
 def _packed(name: str, values: object, mask: Tensor, lengths: list[int]) -> Sequence[Tensor]:
     """Values of real tokens, (batch, seq, …), example by example."""
-    array = torch.as_tensor(values).cpu()
+    array = _tensor(name, values).cpu()
     if array.shape[:2] != mask.shape:
         raise InputError(
             f"{name} is {tuple(array.shape)}: give (batch, seq, …), {tuple(mask.shape)}"
@@ -131,7 +164,10 @@ def _packed(name: str, values: object, mask: Tensor, lengths: list[int]) -> Sequ
 
 def _rows(name: str, values: object, count: int) -> Any:
     """Labels of examples, (batch, …), on the CPU."""
-    rows = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    try:
+        rows = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"labels {name} are no array: {error}") from None
     if rows.shape[:1] != (count,):
         raise InputError(f"labels {name} are {rows.shape}: give one for each of {count} examples")
     return rows
@@ -153,27 +189,52 @@ def hooked(model: nn.Module, modules: Sequence[str] | None, take: Take) -> Itera
 
     Raises:
         InputError: A module is not there, or the model cannot return hidden states; in a pass, a
-            module gave no tensor, or was not called.
+            module gave no tensor or was not called once, the attention mask cannot be told, or
+            the pass continues a cache.
     """
+    _check_hooked(model, modules)
     outputs: dict[str, Tensor] = {}
     parameters = inspect.signature(model.forward)
+    rest = {p.kind: name for name, p in parameters.parameters.items()}
+    running: list[Mapping[str, Any]] = []
 
     def ask(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        given = dict(parameters.bind_partial(*args, **kwargs).arguments)
+        if given.pop(rest.get(inspect.Parameter.VAR_POSITIONAL, ""), None):
+            raise InputError(
+                f"{type(model).__name__}.forward does not name its arguments: give attention_mask "
+                "and the others by name"
+            )
+        given |= given.pop(rest.get(inspect.Parameter.VAR_KEYWORD, ""), {})
+        cache = given.get("past_key_values")
+        length = getattr(cache, "get_seq_length", None)
+        if length() if length else cache:
+            raise InputError(
+                "this pass continues a cache (past_key_values), as generate does, and computes the "
+                "new tokens alone: generate first, then call the model once on the whole texts"
+            )
         outputs.clear()
+        running[:] = [given]
         return args, kwargs if modules is not None else kwargs | {"output_hidden_states": True}
 
     def keep(name: str) -> Callable[..., None]:
         def kept(_: nn.Module, __: Any, output: Any) -> None:
-            first = output[0] if isinstance(output, tuple) else output
+            if not running:  # a checkpointed block that a backward pass computes again
+                return
+            first = output[0] if isinstance(output, tuple) and output else output
             if not isinstance(first, Tensor):
                 raise InputError(f"module {name} gives {type(first).__name__}: name one of tensors")
-            outputs[name] = first
+            if name in outputs:
+                raise InputError(
+                    f"module {name} was called twice in this forward pass, as shared layers are: "
+                    "name modules that are called once, or give add_batch the states"
+                )
+            outputs[name] = first.detach().clone()  # what follows may change it in place
 
         return kept
 
-    def end(_: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> None:
-        given = parameters.bind_partial(*args, **kwargs).arguments
-        given |= given.pop("kwargs", {})
+    def end(_: nn.Module, __: Any, ___: Any, output: Any) -> None:
+        given = running.pop()
         if modules is None:
             states = getattr(output, "hidden_states", None)
             if not states:
@@ -185,26 +246,45 @@ def hooked(model: nn.Module, modules: Sequence[str] | None, take: Take) -> Itera
             if idle := [name for name in modules if name not in outputs]:
                 raise InputError(f"module {idle[0]} was not called in this forward pass")
             states = [outputs[name] for name in modules]
-        mask, ids = given.get("attention_mask"), given.get("input_ids")
-        take(list(states), mask, ids)
+        take(list(states), given.get("attention_mask"), given.get("input_ids"))
         outputs.clear()
 
     named = dict(model.named_modules())
-    takes = parameters.parameters
-    any_name = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in takes.values())
-    if modules is None and not (any_name or "output_hidden_states" in takes):
-        raise InputError(
-            f"{type(model).__name__} takes no output_hidden_states: name modules= whose outputs "
-            "are the layers"
-        )
     with ExitStack() as hooks:
         for name in modules or ():
-            if name not in named:
-                raise InputError(
-                    f"{type(model).__name__} has no module {name!r}: "
-                    f"{did_you_mean(name, named)}named_modules() lists them"
-                )
             hooks.callback(named[name].register_forward_hook(keep(name)).remove)
         hooks.callback(model.register_forward_pre_hook(ask, with_kwargs=True).remove)
         hooks.callback(model.register_forward_hook(end, with_kwargs=True).remove)
         yield
+
+
+def _check_hooked(model: nn.Module, modules: Sequence[str] | None) -> None:
+    """Check that a model can be hooked, and has these modules.
+
+    Raises:
+        InputError: It cannot, or has not.
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"model is {type(model).__name__}: give a torch module, such as its .model"
+        )
+    if modules is None:
+        takes = inspect.signature(model.forward).parameters
+        any_name = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in takes.values())
+        if not (any_name or "output_hidden_states" in takes):
+            raise InputError(
+                f"{type(model).__name__} takes no output_hidden_states: name modules= whose "
+                "outputs are the layers"
+            )
+        return
+    if isinstance(modules, str):
+        raise InputError(f"modules={modules!r}: give a list of names, one for each layer")
+    named = dict(model.named_modules())
+    for name in modules:
+        if name not in named:
+            raise InputError(
+                f"{type(model).__name__} has no module {name!r}: "
+                f"{did_you_mean(name, named)}named_modules() lists them"
+            )
+    if len({*modules}) < len(modules):
+        raise InputError(f"modules={list(modules)}: name each once")

@@ -21,6 +21,7 @@ from torch import Tensor
 from bertvision.errors import InputError, NonFiniteError
 from bertvision.featurestore.format.calibration import POOLED, Calibration, Calibrator
 from bertvision.featurestore.format.encoding import ChannelStats, Encoded, encode, lossy_layer
+from bertvision.featurestore.format.keeping import KEPT_POSITION
 from bertvision.featurestore.format.layout import Encoding, get_encoding, transform_room
 from bertvision.featurestore.format.names import NonFinite
 from bertvision.featurestore.format.records import Layout, ShardFile, ShardRecord
@@ -353,8 +354,10 @@ class ShardBuffer:
         Raises:
             NonFiniteError: all of them hold NaN or infinity.
         """
-        waiting = [stored.waiting for stored in self._examples.values()]
-        return calibration([states for states in waiting if states is not None], self._encoding)
+        waiting = [stored for stored in self._examples.values() if stored.waiting is not None]
+        begins = [KEPT_POSITION not in x.rows or not x.rows[KEPT_POSITION][0] for x in waiting]
+        states = [stored.waiting for stored in waiting if stored.waiting is not None]
+        return calibration(states, self._encoding, begins)
 
     def use(self, stats: ChannelStats) -> None:
         """Encode with these statistics from now on, and what waits first.
@@ -434,11 +437,19 @@ class ShardBuffer:
             log.warning("example %r: %s", key, loss[1])
 
 
-def calibration(examples: list[Tensor], encoding: Encoding) -> Calibration:
+def calibration(
+    examples: list[Tensor], encoding: Encoding, begins: Sequence[bool] | None = None
+) -> Calibration:
     """Calibrate an encoding on examples, each (seq, layers, hidden).
 
     The first token of each is a kind of its own, which some encoders load with massive activations;
     where all examples are of one token, they are the vectors of a pooling.
+
+    Args:
+        examples: Hidden states.
+        encoding: Encoding to calibrate.
+        begins: (examples,) whether the first token given is the first that the model read; None is
+            all.
 
     Raises:
         InputError: there is no example.
@@ -448,7 +459,7 @@ def calibration(examples: list[Tensor], encoding: Encoding) -> Calibration:
         raise InputError("there are no examples to take channel statistics from")
     lengths = [len(states) for states in examples]
     kinds = np.full(sum(lengths), "ordinary")
-    kinds[np.cumsum([0, *lengths[:-1]])] = "first"
+    kinds[np.cumsum([0, *lengths[:-1]])[slice(None) if begins is None else begins]] = "first"
     if max(lengths) == 1:
         kinds[:] = POOLED
     calibrator = Calibrator(encoding, kinds)

@@ -16,6 +16,7 @@ import xxhash
 from safetensors.numpy import save
 
 from bertvision.errors import CorruptStoreError, InputError
+from bertvision.featurestore.format.keeping import KEPT_POSITION, Keep, kept_positions
 from bertvision.featurestore.format.layout import PLAN_ARRAYS
 from bertvision.featurestore.format.records import ArrayRecord, Layout, ShardFile
 from bertvision.featurestore.writing.growing import (
@@ -29,7 +30,7 @@ Rows = dict[str, npt.NDArray[Any]]
 """Arrays of one example by name: (seq, …) of its tokens, or (…) of itself."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,79}", re.ASCII)
-_TAKEN = {*PLAN_ARRAYS, "hidden_states", "scale", "channel_mean", "channel_std"}
+_TAKEN = {*PLAN_ARRAYS, "hidden_states", "scale", "channel_mean", "channel_std"} | {KEPT_POSITION}
 _DTYPES = get_args(ArrayRecord.model_fields["dtype"].annotation)
 _FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 _MOST_BYTES = 1 << 30
@@ -108,13 +109,21 @@ def as_states(
         )
     if states.layout != torch.strided or states.is_meta:
         raise InputError(f"example {name!r} is sparse, or has no values: give a dense tensor")
-    if not 1 <= shape[0] <= layout.shard_tokens:
+    return states
+
+
+def check_length(name: str, tokens: int, layout: Layout) -> None:
+    """Check that a shard has room for an example.
+
+    Raises:
+        InputError: It is empty, or longer than a shard.
+    """
+    if not 1 <= tokens <= layout.shard_tokens:
         raise InputError(
-            f"example {name!r} has {shape[0]} tokens: a shard holds examples of 1 to "
+            f"example {name!r} has {tokens} tokens: a shard holds examples of 1 to "
             f"{layout.shard_tokens}; begin the split with a larger shard_tokens, of several times "
             "the longest example"
         )
-    return states
 
 
 def rows_of(
@@ -165,6 +174,32 @@ def rows_of(
             rows[name] = array
             columns[name] = Column(per=per, dtype=array.dtype.name, shape=entry)
     return rows, columns
+
+
+def kept_rows(
+    keep: Keep, seq: int, rows: Rows, columns: Mapping[str, Column]
+) -> tuple[npt.NDArray[np.int32], Rows, dict[str, Column]]:
+    """The tokens of an example that are kept.
+
+    Args:
+        keep: Rule that says which.
+        seq: Tokens of the example.
+        rows: Arrays of the example.
+        columns: Kinds of these arrays.
+
+    Returns:
+        (kept tokens,) their places; arrays and kinds of these alone, with the places among them.
+
+    Raises:
+        InputError: There is no such mask.
+    """
+    fields = {name: rows[name] for name, column in columns.items() if column.per == "token"}
+    masks = {name: values for name, values in fields.items() if name != "input_ids"}
+    lengths = np.array([seq])
+    places = kept_positions(keep.mask(lengths, masks), lengths)
+    chosen = rows | {name: values[places] for name, values in fields.items()}
+    place = Column(per="token", dtype="int32", shape=())
+    return places, chosen | {KEPT_POSITION: places}, {**columns, KEPT_POSITION: place}
 
 
 def check_same(columns: Mapping[str, Column], there: Mapping[str, Column], what: str) -> None:

@@ -115,6 +115,7 @@ def of_workspace(space: Workspace, split: ActivationSplit) -> Reference:
             f"the windows of {split.name} hold several documents each, which are computed apart, "
             "and an audit computes windows as wholes: audit the same documents without packing"
         )
+    split.require_all_tokens()
     rows, first = split.plan.example_id, windows.first_token
     if int(rows.max()) >= len(windows):
         raise InputError(
@@ -154,6 +155,7 @@ def of_model(
         or split.record.arrays["input_ids"].dims[0] != "token"
     ):
         raise InputError(f"{split.name} has no token ids, which the encoder would be run on")
+    split.require_all_tokens()
     pretrained = find_pretrained(model)
     encoder = cast(PreTrainedModel, load_model(pretrained.folder).base_model)
     speaker = load_tokenizer(find_pretrained(tokenizer).folder if tokenizer else pretrained.folder)

@@ -212,10 +212,11 @@ class Encoder:
             rows: (batch,) which of them.
 
         Returns:
-            For each of ``tokens``, (tokens, layers, hidden) of all tokens or (windows, layers,
-            hidden) of a pooling: float32 on the device, in memory that the next call reuses (fresh
-            memory takes several times as long to fill); each layer is contiguous. What is pooled
-            is never held for all tokens and layers.
+            For each of ``tokens``, (tokens, layers, hidden) of all tokens, or of those that
+            ``windows.keep`` keeps, or (windows, layers, hidden) of a pooling: float32 on the
+            device, in memory that the next call reuses (fresh memory takes several times as long
+            to fill); each layer is contiguous. What is pooled is never held for all tokens and
+            layers.
 
         Raises:
             InputError: the model does not give the hidden states that its layers promise.
@@ -225,11 +226,17 @@ class Encoder:
     def _states(
         self, windows: Windows, rows: npt.NDArray[np.int64], precision: Precision
     ) -> list[Tensor]:
+        chosen = windows.kept_of(rows)
         windows, rows = windows.separated(rows)
         self._kept.begin(windows.n_tokens[rows], windows.places_of(rows))
         with torch.inference_mode(), autocast(precision, self.device):
             self._forward(windows, rows, self._kept)
-        return self._kept.result()
+        states = self._kept.result()
+        if chosen is None:
+            return states
+        here = torch.from_numpy(chosen).to(self.device)
+        # each layer stays contiguous
+        return [kept.transpose(0, 1)[:, here].transpose(0, 1) for kept in states]
 
 
 def _sizes(model: PreTrainedModel) -> tuple[int, int]:

@@ -37,7 +37,7 @@ from bertvision.featurestore.delegation import Grant, granted
 from bertvision.featurestore.format.records import first_difference
 from bertvision.featurestore.writer import SplitWriter, granted_writer
 from bertvision.featurestore.writing.origin import TOKEN_IDS
-from bertvision.pipelines.extraction.contents import provenance, token_ids_digest
+from bertvision.pipelines.extraction.contents import chosen_tokens, provenance, token_ids_digest
 from bertvision.pipelines.extraction.job import ExtractionJob
 from bertvision.pipelines.extraction.shardwork import ShardWork, Written
 from bertvision.pipelines.extraction.stored_tokens import load_sources
@@ -98,6 +98,7 @@ def _open(
         data = workspace.dataset(job.options.dataset)
         windows = data.windows(job.split, loaded.tokenizer, job.options.tokens or ())
         loaded.check(windows)
+        windows = chosen_tokens(windows, job, data.task)
     except (StoreNotFoundError, WorkspaceError, InputError, FileNotFoundError) as error:
         raise ClusterError(
             f"the worker on {host} does not find what it needs: {error}; every worker must see the "
@@ -105,7 +106,7 @@ def _open(
             "them on a file system that all machines share (the store may be in an object store), "
             "and run the same command again"
         ) from error
-    data, source = workspace.dataset(job.options.dataset), loaded.source
+    source = loaded.source
     for pooling, writer in writers.items():
         stored = writer.split.record.provenance
         here = provenance(workspace, data, loaded.info, job, pooling, source.attention)
@@ -119,9 +120,7 @@ def _open(
                 "the same workspace"
             )
         plan = writer.plan
-        if not np.array_equal(
-            source.kept(pooling, windows.n_tokens)[plan.example_id], plan.n_tokens
-        ):
+        if not np.array_equal(source.kept(pooling, windows.n_kept)[plan.example_id], plan.n_tokens):
             raise ProvenanceError(
                 f"the worker on {host} cuts the data into other windows than the process that "
                 "hands out shards: install the same versions of tokenizers and transformers there"

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from math import ceil
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from bertvision.errors import BertvisionError
+from bertvision.errors import BertvisionError, InputError, counted
 from bertvision.featurestore.creation import SplitContents, SplitSpec
+from bertvision.featurestore.format.keeping import KEEP, KEPT_POSITION, Keep, kept_positions
 from bertvision.featurestore.format.ledger import Ledger, split_names
 from bertvision.featurestore.format.plan import SHARD_TOKENS, ShardPlan
 from bertvision.featurestore.format.records import Provenance
@@ -28,6 +31,8 @@ from bertvision.pipelines.workspace.dataset import Dataset
 from bertvision.pipelines.workspace.records import SnapshotInfo
 from bertvision.pipelines.workspace.workspace import Workspace
 
+log = logging.getLogger(__name__)
+
 POOLED_SHARD_WINDOWS = 256
 """Most windows of a shard of pooled states: 6.8 MB at BERT-large in int8. A shard is what a killed
 extraction computes again, and here each of its tokens stands for a whole window."""
@@ -41,6 +46,40 @@ def order_seed(workspace: Workspace, split: str) -> int | None:
         split: only what is trained on is stored in another order.
     """
     return workspace.config.finetune.seed if split in ("train", "all") else None
+
+
+def chosen_tokens(windows: Windows, job: ExtractionJob, task: Task) -> Windows:
+    """Windows with the tokens that an extraction keeps of them.
+
+    Args:
+        windows: Windows of a split.
+        job: Extraction, with the rule.
+        task: Task of the data.
+
+    Returns:
+        The same windows, with ``keep`` where there is a rule. Those of which no token is kept stay
+        among them, and are left out of the split.
+
+    Raises:
+        InputError: There is no such field, no token is kept, or labels are places in windows.
+    """
+    if (rule := job.options.keep) is None:
+        return windows
+    if {"start_positions", "end_positions"}.intersection(task.stored(windows)):
+        raise InputError(
+            f"--keep {rule}: answers are stored as places in whole windows; extract all tokens, "
+            "and leave some out when you read: split.tokens(keep=…)"
+        )
+    chosen = replace(windows, keep=Keep.parse(rule).mask(windows.n_tokens, windows.token_fields))
+    if not (left := int(np.count_nonzero(chosen.n_kept))):
+        raise InputError(f"--keep {rule}: no token of {counted(len(windows), 'window')} is kept")
+    if left < len(windows):
+        log.warning(
+            "--keep %s keeps no token of %s, which %s left out",
+            *(rule, counted(len(windows) - left, "window")),
+            "is" if len(windows) - left == 1 else "are",
+        )
+    return chosen
 
 
 def split_contents(
@@ -68,17 +107,20 @@ def split_contents(
         "offset_mapping": windows.offset_mapping,
         **windows.token_fields,
     }
-    lengths, capacity = windows.n_tokens, SHARD_TOKENS
+    lengths, capacity = windows.n_kept, SHARD_TOKENS
+    if windows.keep is not None:
+        per_token = {name: values[windows.keep] for name, values in per_token.items()}
+        per_token[KEPT_POSITION] = kept_positions(windows.keep, windows.n_tokens)
     if tokens != "all":
         # a pooling is of no one token, but for [CLS]
         per_token = {k: x[windows.first_token] for k, x in per_token.items() if tokens == "cls"}
         lengths = np.ones_like(lengths)
         # all alike, so that hardly any fill is left
         capacity = ceil(len(windows) / max(1, ceil(len(windows) / POOLED_SHARD_WINDOWS)))
-    if shard_tokens is None and tokens == "all":
-        plan = ShardPlan.fitted(lengths, seed=seed, shard_tokens=capacity)
-    else:
-        plan = ShardPlan.make(lengths, seed=seed, shard_tokens=shard_tokens or capacity)
+    rows = np.flatnonzero(lengths)
+    make = ShardPlan.fitted if shard_tokens is None and tokens == "all" else ShardPlan.make
+    plan = make(lengths[rows], seed=seed, shard_tokens=shard_tokens or capacity)
+    plan = replace(plan, example_id=rows[plan.example_id])
     return SplitContents(
         plan,
         per_token=per_token,
@@ -112,8 +154,9 @@ def asked_split(
         hidden_size: Channels of a hidden state.
         made_from: Everything that the activations depend on.
     """
-    name = StoredName(job.split, tokens, data.name, bool(job.options.sites)).name
-    longest = int(windows.n_tokens.max()) if tokens == "all" else 1
+    sites, some = bool(job.options.sites), job.options.keep is not None
+    name = StoredName(job.split, tokens, data.name, sites, some).name
+    longest = int(windows.n_kept.max()) if tokens == "all" else 1
     contents = split_contents(
         *(data.task, windows, data.items(job.split), tokens),
         seed=order_seed(workspace, job.split),
@@ -179,6 +222,8 @@ def provenance(
     }
     if job.options.sites is not None:
         made_from["layer_names"] = json.dumps(job.options.sites)
+    if job.options.keep is not None:
+        made_from[KEEP] = job.options.keep
     if tokens == "all":  # of which nothing is said
         return made_from
     made_from["tokens"] = tokens

@@ -151,7 +151,8 @@ def wanted_splits(
     Raises:
         InputError: there are none, or they are not all of the same tokens.
     """
-    default = tuple(dict.fromkeys(options.tokens or (find_task(data.config.name).tokens,)))
+    usual: TokenPooling = "all" if options.keep else find_task(data.config.name).tokens
+    default = tuple(dict.fromkeys(options.tokens or (usual,)))
     if "all" in default and len(default) > 1:
         raise InputError(
             f"{', '.join(default)}: all tokens and poolings are extracted by two calls, or leave "
@@ -172,6 +173,9 @@ def wanted_splits(
     for name in (n for n, stored_name in zip(names, parsed, strict=True) if stored_name.sites):
         if options.sites is None:
             raise InputError(f"--split {name} is of sites: name them too, with --sites")
+    for name in (n for n, stored_name in zip(names, parsed, strict=True) if stored_name.some):
+        if options.keep is None:
+            raise InputError(f"--split {name} has some tokens of each window: say which, --keep")
     kinds = {
         default if stored_name.tokens == "all" else (stored_name.tokens,) for stored_name in parsed
     }

@@ -145,7 +145,7 @@ class ShardWork:
         split = self._writers[pooling].split
         layers: Sequence[int | str] = split.layer_names or split.record.layers
         which = "" if layers == (*range(len(layers)),) else f" (the kept layers are {layers})"
-        lengths = self._source.kept(pooling, self._windows.n_tokens[rows])
+        lengths = self._source.kept(pooling, self._windows.n_kept[rows])
         for row, part in zip(rows, hidden_states.split(lengths.tolist()), strict=True):
             try:
                 self._encode(pooling, part)

@@ -41,6 +41,7 @@ from bertvision.pipelines.encoders.encoder import HiddenStateSource
 from bertvision.pipelines.encoders.sites.taps import check_same_sites
 from bertvision.pipelines.extraction.contents import (
     asked_split,
+    chosen_tokens,
     provenance,
     token_ids_digest,
 )
@@ -156,6 +157,7 @@ class SplitExtraction:
         self.source = loaded.source
         self.windows = data.windows(job.split, loaded.tokenizer, self.tokens)
         loaded.check(self.windows)
+        self.windows = chosen_tokens(self.windows, job, data.task)
         # an unknown word is a word
         special = {*loaded.tokenizer.all_special_ids} - {loaded.tokenizer.unk_token_id}
         self.special = tuple(special)
@@ -278,7 +280,8 @@ class SplitExtraction:
         first = next(iter(self.specs.values()))
         poolings = [pooling for pooling in self.tokens if pooling != "all"]
         sites = bool(self.options.sites)
-        name = StoredName(self.job.split, "all", self.options.dataset, sites).name
+        some = self.options.keep is not None
+        name = StoredName(self.job.split, "all", self.options.dataset, sites, some).name
         return f"{first.tag}/{name}" + (f"-{','.join(poolings)}" if poolings else "")
 
     def _say(self, total: int) -> None:
@@ -290,7 +293,8 @@ class SplitExtraction:
             self._name,
             how or "by the encoder",
             counted(len(plan), "window"),
-            counted(int(self.windows.n_tokens.sum()), "token"),
+            counted(int(self.windows.n_tokens.sum()), "token")
+            + (f", {plan.total_tokens:,} of them kept" if self.options.keep else ""),
             counted(plan.n_shards * len(self.specs), "shard"),
             size(total),
             "unknown" if free is None else size(free),
@@ -414,11 +418,11 @@ def calibrate(
     encoding_to_use = get_encoding(encoding)
     most = CALIBRATION_WINDOWS["all" if "all" in encoder.tokens else "pooled"]
     if encoding_to_use.transformed:
-        kept = sum(int(encoder.kept(k, windows.n_tokens).sum()) for k in encoder.tokens)
-        each = kept / len(windows) / len(encoder.tokens)
+        kept = sum(int(encoder.kept(k, windows.n_kept).sum()) for k in encoder.tokens)
+        each = max(1, kept / len(windows) / len(encoder.tokens))
         most = max(most, math.ceil(TRANSFORM_TOKENS * hidden_size / each))
-    count = min(most, len(windows))
-    rows = np.linspace(0, len(windows) - 1, count).astype(np.int64)
+    there = np.flatnonzero(windows.n_kept)
+    rows = there[np.linspace(0, len(there) - 1, min(most, len(there))).astype(np.int64)]
     calibrators = {
         pooling: Calibrator(encoding_to_use, _kinds(pooling, windows, rows, special))
         for pooling in encoder.tokens
@@ -430,7 +434,7 @@ def calibrate(
             finite = torch.isfinite(hidden_states).all(dim=-1)
             whole = finite.all(dim=1)
             if nonfinite == "error" and not bool(whole.all()):
-                lengths = encoder.kept(pooling, windows.n_tokens[rows[batch]])
+                lengths = encoder.kept(pooling, windows.n_kept[rows[batch]])
                 _raise_non_finite(finite, rows[batch], lengths)
             calibrators[pooling].add(hidden_states, whole)
             added[pooling] += int(whole.sum())
@@ -456,7 +460,8 @@ def _kinds(
     if windows.parts is not None:  # of each item that a window holds
         parts = windows.parts[np.concatenate(spans)]
         kinds[1:][parts[1:] != parts[:-1]] = "first"
-    return kinds
+    chosen = windows.kept_of(rows)
+    return kinds if chosen is None else kinds[chosen]
 
 
 def _raise_non_finite(

@@ -12,6 +12,7 @@ import json
 import struct
 from bisect import bisect_right
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+import torch
 from pydantic import BaseModel, Field, ValidationError
 
 from bertvision.errors import InputError
@@ -79,11 +81,8 @@ class ArrowFolder(Source):
             table = pa.concat_tables(tables)
         except pa.ArrowInvalid as error:
             raise InputError(f"the files of {folder} have other columns: {error}") from None
-        self._column = column or _states_column(folder, table.schema)
-        if self._column not in table.column_names:
-            raise InputError(
-                f"{folder} has no column {column!r}: it has {', '.join(table.column_names)}"
-            )
+        self._layers = _layer_columns(folder, table.schema, column)
+        self._column = self._layers[0]
         self._columns = {name: table.column(name).chunks for name in table.column_names}
         self._starts = np.cumsum([0, *(len(c) for c in self._columns[self._column])]).tolist()
         rows = len(table)
@@ -93,7 +92,7 @@ class ArrowFolder(Source):
         self.longest = max(map(_longest, map(_plain, self._columns[self._column])))
         depth = _depth(table.schema.field(self._column).type)
         if self._column != "hidden_states" and depth == _ONE_LAYER:
-            self.layer_names = [self._column]  # SAELens names the hook
+            self.layer_names = self._layers  # SAELens names the hook
 
     def read(self, position: int) -> Sample:
         """See `Source.read`."""
@@ -101,7 +100,10 @@ class ArrowFolder(Source):
         row = position - self._starts[chunk]
         where = f"row {position} of {self._folder}"
         values = {name: _value(where, c[chunk], row) for name, c in self._columns.items()}
-        states = as_layers(where, as_tensor(_given(where, values.pop(self._column))))
+        parts = [as_tensor(_given(where, values.pop(name))) for name in self._layers]
+        if len({part.shape for part in parts}) > 1:
+            raise InputError(f"{where}: {' and '.join(self._layers)} have different shapes")
+        states = as_layers(where, parts[0] if len(parts) == 1 else torch.stack(parts, dim=1))
         tokens = next((values[name] for name in _IDS if values.get(name) is not None), None)
         ids = None if tokens is None else whole_numbers(where, tokens)
         check_ids(where, states.shape, ids)
@@ -196,6 +198,33 @@ def _is_list(arrow_type: pa.DataType) -> bool:
     return any(kind(arrow_type) for kind in kinds)
 
 
+def _layer_columns(folder: Path, schema: pa.Schema, column: str | None) -> list[str]:
+    """The columns that hold the layers: one of all, or one of vectors for each layer.
+
+    Args:
+        folder: Folder of the data set.
+        schema: Schema of its rows.
+        column: Name of a column, or a pattern of several; None looks for the only one.
+
+    Raises:
+        InputError: There is no such column, or not one for each layer.
+    """
+    if column is None:
+        return [_states_column(folder, schema)]
+    if column in schema.names:
+        return [column]
+    depths = {field.name: _depth(field.type) for field in schema}
+    chosen = [name for name in schema.names if fnmatchcase(name, column)]
+    if not chosen:
+        raise InputError(f"{folder} has no column {column!r}: it has {', '.join(schema.names)}")
+    if wrong := [name for name in chosen if depths[name] != _ONE_LAYER and len(chosen) > 1]:
+        raise InputError(
+            f"--column {column}: {wrong[0]} does not hold sequences of vectors; name columns "
+            "(tokens, hidden), one for each layer"
+        )
+    return chosen
+
+
 def _states_column(folder: Path, schema: pa.Schema) -> str:
     """The column of vectors, where there is one alone."""
     columns: list[str] = []
@@ -216,7 +245,8 @@ def _states_column(folder: Path, schema: pa.Schema) -> str:
     if len(columns) > 1:
         raise InputError(
             f"{folder} has the columns {', '.join(schema.names)}, and {' and '.join(columns)} of "
-            "them hold sequences of vectors: name one with --column"
+            "them hold sequences of vectors: name one with --column, or one for each layer by a "
+            "pattern such as 'blocks.*'"
         )
     return columns[0]
 

@@ -22,6 +22,7 @@ from bertvision.pipelines.files import check_regular
 from bertvision.pipelines.foreign.arrow import STATE, ArrowFolder
 from bertvision.pipelines.foreign.content import read_export
 from bertvision.pipelines.foreign.deepspec import INDEX, DeepSpecCache
+from bertvision.pipelines.foreign.hdf5 import SUFFIXES, Hdf5File
 from bertvision.pipelines.foreign.numpy_arrays import (
     STATES,
     NumpyArray,
@@ -30,13 +31,15 @@ from bertvision.pipelines.foreign.numpy_arrays import (
     load_raw,
     open_flat,
 )
-from bertvision.pipelines.foreign.safetensors_folder import SafetensorsFolder
+from bertvision.pipelines.foreign.safetensors_folder import NPZ, NpzFolder, SafetensorsFolder
 from bertvision.pipelines.foreign.sample import Sample, Source, files_of
 from bertvision.pipelines.progress import progress
 
-KINDS = ("safetensors", "npy", "arrow", "deepspec")
+KINDS = ("safetensors", "npz", "npy", "arrow", "deepspec")
 """Kinds of files that a folder may hold."""
-_NOT_READ = (".pt", ".pth", ".pkl", ".npz", ".zst")
+_TENSOR_FILES = {".safetensors": SafetensorsFolder, NPZ: NpzFolder}
+"""Sources of files of named tensors, by suffix."""
+_NOT_READ = (".pt", ".pth", ".pkl", ".zst")
 
 
 def find_source(
@@ -48,6 +51,7 @@ def find_source(
     shape: tuple[int, ...] | None = None,
     column: str | None = None,
     kind: str | None = None,
+    layers: int | None = None,
 ) -> Source:
     """Open hidden states that others wrote, of whichever kind they are.
 
@@ -58,8 +62,10 @@ def find_source(
         input_ids: ``.npy`` with the token ids; of one array alone.
         dtype: Type of the numbers of a file without a header.
         shape: Shape of a file without a header.
-        column: Column of an Arrow data set that has the hidden states.
+        column: Column of an Arrow data set that has the hidden states, or a pattern of the tensors,
+            by name, that are the layers.
         kind: Kind of files to read in a folder, one of `KINDS`; None where it has one kind alone.
+        layers: Number of layers, where the shapes of an HDF5 file do not tell it.
 
     Raises:
         InputError: there is nothing at the path that is known, it is damaged, or it holds files of
@@ -69,9 +75,13 @@ def find_source(
         raise InputError(f"there is nothing at {path}")
     if not path.is_dir():
         check_regular(path)
+        if path.suffix in _TENSOR_FILES and kind is None:
+            return _TENSOR_FILES[path.suffix]([path], column)
         for option, value in (("--column", column), ("--format", kind)):
             if value is not None:
                 raise InputError(f"{option} is for a folder, and {path} is a file: leave it out")
+        if path.suffix in SUFFIXES:
+            return Hdf5File(path, layers)
         return _array(path, lengths, input_ids, dtype, shape)
     given = {"--lengths": lengths, "--input-ids": input_ids, "--dtype": dtype, "--shape": shape}
     if wrong := [name for name, value in given.items() if value is not None]:
@@ -103,12 +113,13 @@ def _folder(path: Path, column: str | None, kind: str | None) -> Source:
         raise InputError(f"--format {chosen}: {path} holds {' and '.join(there)}: name that")
     if chosen == "arrow":
         return ArrowFolder(path, column)
+    if chosen in ("safetensors", "npz"):
+        suffix = f".{chosen}"
+        return _TENSOR_FILES[suffix](files_of(path, suffix), column)
     if column is not None:
-        raise InputError(f"--column is for an Arrow data set, not for {chosen}: leave it out")
+        raise InputError(f"--column names tensors or a column, not in {chosen}: leave it out")
     if chosen == "deepspec":
         return DeepSpecCache(path)
-    if chosen == "safetensors":
-        return SafetensorsFolder(path)
     return open_flat(path) if (path / STATES).exists() else NumpyFolder(path)
 
 
@@ -116,6 +127,7 @@ def _kinds(path: Path) -> list[str]:
     """The kinds of files in a folder, of `KINDS`."""
     there = {
         "safetensors": bool(files_of(path, ".safetensors")),
+        "npz": bool(files_of(path, NPZ)),
         "npy": bool(files_of(path, ".npy")),
         "arrow": (path / STATE).exists(),
         "deepspec": (path / INDEX).exists(),
@@ -155,15 +167,14 @@ def _unknown(path: Path) -> str:
         advice += "safetensors with the program that it is from"
     elif ".zst" in endings:
         advice = "; unpack *.zst first, with `zstd -d`"
-    elif ".npz" in endings:
-        advice = "; save each array of an .npz, as numpy.load gives it, as .npy"
-    elif set(endings) & {".h5", ".hdf5"}:
-        advice = "; save the arrays of HDF5 as .npy, or as safetensors"
+    elif set(endings).intersection(SUFFIXES):
+        advice = "; of HDF5 name the file itself"
     elif (path / "dataset_dict.json").is_file():
         advice = "; it has several splits: name the folder of one"
     return (
         f"{path} holds no hidden states that are known (it has {', '.join(endings) or 'nothing'}): "
-        "safetensors or npy files, a DeepSpec cache, or a data set that `datasets` saved" + advice
+        "safetensors, npz, npy or HDF5 files, a DeepSpec cache, or a data set that `datasets` saved"
+        + advice
     )
 
 

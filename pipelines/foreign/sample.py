@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -132,11 +134,80 @@ def sample_of(name: str, tensors: Mapping[str, Tensor]) -> Sample:
     return Sample(states, ids, labels, fields)
 
 
+def hooks_of(
+    name: str, shapes: Mapping[str, Sequence[int]], pattern: str | None = None
+) -> list[str]:
+    """The activations in a file of named tensors that are its layers, in the order of the blocks.
+
+    Args:
+        name: Name of the file, for the message.
+        shapes: Shape of each tensor.
+        pattern: Names that are taken, such as ``blocks.*.hook_resid_post``; None takes the hooks of
+            TransformerLens, where all vectors have one length.
+
+    Raises:
+        InputError: There are none, they have different shapes, or are a batch of several texts.
+    """
+    if pattern is not None:
+        chosen = [each for each in shapes if fnmatchcase(each, pattern)]
+    else:
+        chosen = [each for each in shapes if "hook_" in each]
+    chosen.sort(key=lambda each: [(len(part), part) for part in re.split(r"(\d+)", each)])
+    if not chosen:
+        raise InputError(
+            no_states(name, shapes)
+            if pattern is None
+            else f"{name} has nothing named {pattern!r}: it has {_some(sorted(shapes))}"
+        )
+    if len({tuple(shapes[each]) for each in chosen}) > 1:
+        raise InputError(
+            f"{name} has activations of different shapes, {_some(chosen)}: choose with --column, "
+            "such as --column 'blocks.*.hook_resid_post'"
+        )
+    shape = tuple(shapes[chosen[0]])
+    if len(shape) == 3 and shape[0] != 1:
+        raise InputError(
+            f"{name} has a batch of {shape[0]} texts, {chosen[0]} of shape {shape}, and does not "
+            "say where they end: save a file for each text, without padding"
+        )
+    if len(shape) not in (2, 3) or 0 in shape:
+        raise InputError(
+            f"{name}: {chosen[0]} has shape {shape}: give (tokens, hidden), or (1, tokens, hidden)"
+        )
+    return chosen
+
+
+def hooked_sample(name: str, tensors: Mapping[str, Tensor], hooks: Sequence[str]) -> Sample:
+    """A sample out of the activations of hooks, as caches of TransformerLens have them.
+
+    Args:
+        name: Name of the file, for messages.
+        tensors: (tokens, hidden) or (1, tokens, hidden) of each hook; perhaps token ids.
+        hooks: Names of the layers, in their order.
+
+    Raises:
+        InputError: They are no floats, or there is not an id for each token.
+    """
+    states = torch.stack([tensors[hook] for hook in hooks], dim=-2)
+    states = as_layers(name, states.squeeze(0) if states.ndim == 4 else states)
+    tokens = next((tensors[each] for each in (*_IDS, "tokens") if each in tensors), None)
+    ids = None
+    if tokens is not None:
+        ids = whole_numbers(name, tokens.squeeze(0) if tokens.ndim == 2 else tokens)
+    check_ids(name, states.shape, ids)
+    return Sample(states, ids)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
 def no_states(name: str, names: Iterable[str]) -> str:
     """The message of a file that lacks hidden states: its name, and those of what it has."""
     return (
-        f"{name} has no hidden_states: it has {', '.join(sorted(names)) or 'nothing'}; save the "
-        "states of all layers as hidden_states, (tokens, layers, hidden)"
+        f"{name} has no hidden_states: it has {_some(sorted(names)) or 'nothing'}; save the "
+        "states of all layers as hidden_states, (tokens, layers, hidden), or name them with a "
+        "pattern, --column"
     )
 
 

@@ -48,7 +48,7 @@ def words_of(split: ActivationSplit) -> Ints:
             f"{split.name} does not keep the states of all tokens beside their words (tokens: "
             f"{tokens}): name a split that was extracted without --pool"
         )
-    lengths = split.plan.n_tokens.astype(np.int64)
+    lengths = split.require_all_tokens().plan.n_tokens.astype(np.int64)
     before = np.cumsum(lengths) - lengths
     rows = np.repeat(split.plan.first_token - before, lengths) + np.arange(lengths.sum())
     words: Ints = split.array("input_ids")[rows].astype(np.int64)

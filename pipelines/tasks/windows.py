@@ -68,6 +68,8 @@ class Windows:
     places: Mapping[str, Int32Array] = field(default_factory=dict)
     """By pooling ``at:FIELD``, (windows,) the token to which the column points, counted inside the
     window."""
+    keep: npt.NDArray[np.bool_] | None = None
+    """(tokens,) whether each is kept of what an encoder gives; None: all are."""
 
     def places_of(self, rows: npt.NDArray[np.int64]) -> dict[str, Int32Array]:
         """`places` of some windows, (batch,) numbers: (batch,) each."""
@@ -78,6 +80,24 @@ class Windows:
         """(windows,) where each window begins in the concatenated arrays."""
         ends = np.cumsum(self.n_tokens, dtype=np.int64)
         return ends - self.n_tokens
+
+    @property
+    def n_kept(self) -> npt.NDArray[np.integer]:
+        """(windows,) tokens that are kept of each."""
+        if self.keep is None:
+            return self.n_tokens
+        before = np.append(0, np.cumsum(self.keep, dtype=np.int64))
+        ends = np.cumsum(self.n_tokens, dtype=np.int64)
+        counts: npt.NDArray[np.int64] = np.diff(before[ends], prepend=0)
+        return counts
+
+    def kept_of(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
+        """(kept tokens,) which tokens of some windows, one after another, are kept; None: all."""
+        if self.keep is None:
+            return None
+        begins, lengths = self.first_token[rows], self.n_tokens[rows]
+        spans = [self.keep[a : a + n] for a, n in zip(begins, lengths, strict=True)]
+        return np.flatnonzero(np.concatenate(spans))
 
     def __len__(self) -> int:
         return len(self.n_tokens)
@@ -99,6 +119,7 @@ class Windows:
             None if self.parts is None else self.parts[tokens].copy(),
             {name: values[tokens].copy() for name, values in self.token_fields.items()},
             {pooling: values[rows].copy() for pooling, values in self.places.items()},
+            None if self.keep is None else self.keep[tokens].copy(),
         )
 
     def separated(self, rows: npt.NDArray[np.int64]) -> tuple[Windows, npt.NDArray[np.int64]]:

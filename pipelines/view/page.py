@@ -128,7 +128,7 @@ def write_view(
     """
     check_target(target)
     check_hidden_states(split.split)
-    split.require_complete()
+    split.require_complete().require_all_tokens()
     position, *others = split.layer_positions(_as_layer(options.layer))
     if others:
         raise InputError(f"--layer {options.layer}: name one layer")

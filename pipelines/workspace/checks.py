@@ -84,10 +84,11 @@ def check_stored(space: Workspace, tag: str, split: str) -> None:
     Raises:
         StoreNotFoundError: nothing was extracted yet.
         UnknownNameError: this snapshot or split was not extracted.
-        InputError: it holds other sites of the encoder.
+        InputError: it holds other sites of the encoder, or some tokens of each example.
     """
     space.stored_snapshot(tag).require(split)
     check_hidden_states(split)
+    StoredSplit(space.activations, tag, split).require_all_tokens()
 
 
 def check_training_data(

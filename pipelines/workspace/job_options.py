@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from bertvision.errors import InputError
+from bertvision.featurestore.format.keeping import Keep
 from bertvision.featurestore.format.layout import ENCODING_NAMES, EncodingName, get_encoding
 from bertvision.featurestore.format.names import CompressionName, NonFinite, SnapshotTag
 from bertvision.pipelines.options import Option, Options, PrecisionName
@@ -220,6 +221,14 @@ class ExtractOptions(Options):
         tuple[str, ...] | None,
         Option("Other sites than hidden states, such as blocks.*.hook_mlp_out (docs/sites.md)."),
     ] = None
+    keep: Annotated[
+        str | None,
+        Option(
+            "Tokens to keep of each window: completion, from:N (all but the first N), every:N (one "
+            "of N), or the name of a mask field."
+        ),
+    ] = None
+    """Stored as ``train-kept``."""
     precision: Annotated[
         PrecisionName, Option("Arithmetic: 32, bf16, or auto, which is bf16 where it is native.")
     ] = "auto"
@@ -246,6 +255,13 @@ class ExtractOptions(Options):
         object.__setattr__(self, "encoding", get_encoding(self.encoding).name)
         if self.sites and self.layers:
             raise InputError(f"--layers {self.layers}: name blocks in --sites, as blocks.3.*")
+        if self.keep is not None:
+            Keep.parse(self.keep)
+            if self.tokens not in (None, ("all",)):
+                raise InputError(
+                    f"--keep {self.keep} beside --pool {','.join(self.tokens)}: poolings are of "
+                    "all tokens of a window; leave one of the two out"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,6 +79,7 @@ def stored_options(split: StoredSplit) -> ExtractOptions:
         compression=record.compression,
         layers=None if sites else tuple(record.layers),
         sites=sites,
+        keep=record.keep,
         precision=made_from.get("precision", "auto"),
         nonfinite="record" if made_from.get("nonfinite") == "record" else "error",
         shard_tokens=record.shard_tokens,
