@@ -228,6 +228,27 @@ def workspace(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Work
 
 
 @pytest.fixture(scope="session")
+def trained(workspace: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the workspace with two heads on 0.5e, one of them also on 1e; for reading."""
+    from terminal import done
+
+    ignored = shutil.ignore_patterns("heads")
+    root = shutil.copytree(workspace.root, tmp_path_factory.mktemp("heads") / "ws", ignore=ignored)
+    common = ["-w", root, "--precision", "32", "--epochs", 2, "--batch-size", 8]
+    done("train", "learned-pooling", "adapter-64-shared", "--checkpoint", 0.5, *common)
+    done("train", "learned-pooling", "--checkpoint", "1e", *common)
+    return root
+
+
+@pytest.fixture
+def dev_json(tmp_path: Path) -> Path:
+    """The dev file of the workspace."""
+    from workspaces import write_squad
+
+    return Path(write_squad(tmp_path / "dev.json", 8, 2))
+
+
+@pytest.fixture(scope="session")
 def lab(workspace: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
     """A workspace with all that a report shows; tests must not change what is there."""
     from reports import make_lab
