@@ -48,6 +48,8 @@ $(STAMP): $(RUN_STAMP)
 quickstart: $(RUN_STAMP) ## Run the whole main job on a small built-in example (WORKSPACE=folder)
 	$(BIN)/bertvision quickstart --workspace $(WORKSPACE)
 
+# the tests start many processes: bytecode is compiled once, whatever the shell says
+test: export PYTHONDONTWRITEBYTECODE =
 test: $(STAMP) ## Run the tests, in one process more than there are cores (JOBS=number)
 	$(BIN)/python -m pytest -m "not slow" --numprocesses $(JOBS) --dist loadfile \
 	  --no-loadscope-reorder

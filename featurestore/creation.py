@@ -297,6 +297,6 @@ def described(spec: SplitSpec, contents: SplitContents) -> dict[str, Any]:
 _version = cache(version)
 
 
-def library_versions() -> dict[str, str]:
-    """Versions of the libraries that write a split."""
-    return {name: _version(name) for name in ("bertvision", "numpy", "torch", "zarr")}
+def library_versions(*names: str) -> dict[str, str]:
+    """Versions of libraries by name; of those that write a split where none is named."""
+    return {name: _version(name) for name in names or ("bertvision", "numpy", "torch", "zarr")}

@@ -12,12 +12,9 @@ from bertvision.jobs.show import RowsField, ShownRecord, Values
 from bertvision.jobs.sweep import asked_sweep, with_rates
 from bertvision.pipelines.declare import bound
 from bertvision.pipelines.reading import (
-    Names,
     Numbers,
     StoredName,
     StrPath,
-    Tag,
-    Tags,
 )
 from bertvision.pipelines.text import fill, format_table, size
 from bertvision.pipelines.workspace.checks import find_workspace
@@ -213,21 +210,18 @@ def plan_extract(**given: Any) -> Planned:
 
 def plan_train(
     *,
-    heads: Names,
-    checkpoint: Tag | None,
     options: TrainOptions,
-    seed: int,
-    fraction: float,
     overwrite: bool,
     devices: int,
     workspace: StrPath | None,
     store: StrPath | None,
     tensorboard: bool,
     logger: str | None,
+    **given: Any,
 ) -> Planned:
     """Plan `train`; arguments and errors are its own."""
     space = find_workspace(workspace, store)
-    runs, tag = asked_training(space, heads, checkpoint, options, seed=seed, fraction=fraction)
+    runs, tag = asked_training(space, options=options, **given)
     from bertvision.pipelines.planning import plan_training
 
     return _training(plan_training(space, runs, tag, options, overwrite=overwrite), devices)
@@ -235,22 +229,18 @@ def plan_train(
 
 def plan_sweep(
     *,
-    heads: Names | None,
-    trained_on: Tags | None,
-    checkpoint: Tags | None,
-    fractions: Numbers,
-    seeds: int,
     lr: Numbers | None,
     options: TrainOptions,
     split: str,
     devices: int,
     workspace: StrPath | None,
     store: StrPath | None,
+    **given: Any,
 ) -> Planned:
     """Plan `sweep`; arguments and errors are its own."""
     space = find_workspace(workspace, store)
     options, rates = with_rates(options, lr, split)
-    asked = asked_sweep(space, heads, trained_on, checkpoint, fractions, seeds, split)
+    asked = asked_sweep(space, split=split, **given)
     from bertvision.pipelines.planning import plan_sweep as run
 
     plan = run(space, **asked._asdict(), rates=rates, options=options, split=split)

@@ -153,7 +153,6 @@ def probe(
     for name in tasks:
         if (there := check_data(root, encoder, name, text_of(data), named)) is not None:
             check_snapshots(there, tags)
-    from bertvision.pipelines.readouts.inputs import Extraction
     from bertvision.pipelines.readouts.probe_results import probe as run
     from bertvision.pipelines.readouts.probe_results import probe_rows
     from bertvision.pipelines.readouts.ridge import probe_scores, score_rows
@@ -161,8 +160,19 @@ def probe(
     settings: dict[str, object] = {"text": text, "pair": pair, "label": label}
     settings |= {"max_length": max_length, "skip_bad": skip_bad}
     place, source = text_of(store), text_of(data)
-    joined = parse_names(concat or ())
-    extraction: Extraction = {"encoding": encoding, "precision": precision, "scheduler": scheduler}
+    asked: dict[str, Any] = {
+        "layers": wanted,
+        "poolings": poolings,
+        "concat": parse_names(concat or ()),
+        "untrained": untrained,
+        "save": save,
+        "options": options,
+        "encoding": encoding,
+        "precision": precision,
+        "scheduler": scheduler,
+    }
+    of_classes: dict[str, Any] = {"control": control, "mdl": mdl, "inlp": inlp}
+    of_classes["memory"] = int(memory * _GIB)
     measured: list[ProbeFile] = []
     scores: list[RidgeFile] = []
     with ExitStack() as added:
@@ -171,35 +181,9 @@ def probe(
             for name in tasks
         ]:
             if options.solver == "ridge":
-                scores += probe_scores(
-                    space.at(place),
-                    dataset,
-                    tags,
-                    layers=wanted,
-                    poolings=poolings or ("cls", "mean"),
-                    concat=joined,
-                    untrained=untrained,
-                    save=save,
-                    options=options,
-                    **extraction,
-                )
+                scores += probe_scores(space.at(place), dataset, tags, **asked)
                 continue
-            measured += run(
-                space.at(place),
-                dataset,
-                tags,
-                layers=wanted,
-                poolings=poolings,
-                concat=joined,
-                untrained=untrained,
-                control=control,
-                mdl=mdl,
-                inlp=inlp,
-                save=save,
-                options=options,
-                memory=int(memory * _GIB),
-                **extraction,
-            )
+            measured += run(space.at(place), dataset, tags, **asked, **of_classes)
     rows = probe_rows(measured) + score_rows(scores)
     return Probes(rows, path_of(workspace), [*measured, *scores])
 

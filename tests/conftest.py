@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import shutil
@@ -13,6 +14,10 @@ from unittest import mock
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+if os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > 8 << 30:
+    # to remove the 300,000 files that the tests write takes a disk longer than to write them
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # before torch is imported
     processes = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
@@ -53,6 +58,10 @@ LONGEST = """
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     ranks = {name: rank for rank, name in enumerate(LONGEST)}
     items.sort(key=lambda item: ranks.get(item.path.stem, len(ranks)))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # or the collector would look again and again through all modules
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -216,6 +225,27 @@ def workspace(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Work
     for tag in ("0.5e", "1e"):
         extract(space, tag, encoding="float32", precision="32", shard_tokens=512)
     return space
+
+
+@pytest.fixture(scope="session")
+def trained(workspace: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the workspace with two heads on 0.5e, one of them also on 1e; for reading."""
+    from terminal import done
+
+    ignored = shutil.ignore_patterns("heads")
+    root = shutil.copytree(workspace.root, tmp_path_factory.mktemp("heads") / "ws", ignore=ignored)
+    common = ["-w", root, "--precision", "32", "--epochs", 2, "--batch-size", 8]
+    done("train", "learned-pooling", "adapter-64-shared", "--checkpoint", 0.5, *common)
+    done("train", "learned-pooling", "--checkpoint", "1e", *common)
+    return root
+
+
+@pytest.fixture
+def dev_json(tmp_path: Path) -> Path:
+    """The dev file of the workspace."""
+    from workspaces import write_squad
+
+    return Path(write_squad(tmp_path / "dev.json", 8, 2))
 
 
 @pytest.fixture(scope="session")

@@ -22,10 +22,17 @@ from typing import NamedTuple
 HEAVY = (
     "pytest",
     "bertvision.cli",
+    "bertvision.jobs.extract",
+    "bertvision.jobs.heads",
     "bertvision.pipelines.extraction.cluster",
     "bertvision.pipelines.finetuning.finetune",
     "bertvision.pipelines.readouts.probe_results",
+    "bertvision.pipelines.tasks.squad.spans",
     "bertvision.pipelines.training.train",
+    "pandas",
+    "s3fs",  # by Lightning, when a training begins
+    "transformers.models.bert.modeling_bert",
+    "transformers.models.bert.tokenization_bert",
 )
 """Imported once; what they import themselves is imported with them."""
 

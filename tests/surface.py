@@ -200,11 +200,8 @@ def _placed(value: Any, root: Path) -> Any:
 
 
 def main() -> None:
-    """Write both files, or with ``--print`` show the first."""
+    """Write both files."""
     sys.path.insert(0, str(Path(__file__).parent))
-    if sys.argv[1:] == ["--print"]:
-        sys.stdout.write(surface())
-        return
     SURFACE.write_text(surface())
     with tempfile.TemporaryDirectory() as folder:
         said = outputs(Path(folder).resolve())

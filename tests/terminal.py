@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-import shutil
-from pathlib import Path
 
 from typer.testing import CliRunner, Result
 
 from bertvision.cli import app
-from bertvision.pipelines.workspace.workspace import Workspace
 
 
 def run(*args: object) -> Result:
@@ -33,12 +30,3 @@ def cells(text: str) -> list[list[str]]:
     )
     columns = [m.span() for m in re.finditer(r"x+( x+)*", blank)]
     return [[line[start:end].strip() for start, end in columns] for line in lines]
-
-
-def with_heads(workspace: Workspace, root: Path) -> Path:
-    """A copy of a workspace with heads: two on 0.5e, one of them also on 1e."""
-    shutil.copytree(workspace.root, root, ignore=shutil.ignore_patterns("heads"))
-    common = ["-w", root, "--precision", "32", "--epochs", 2, "--batch-size", 8]
-    done("train", "learned-pooling", "adapter-64-shared", "--checkpoint", 0.5, *common)
-    done("train", "learned-pooling", "--checkpoint", "1e", *common)
-    return root

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -18,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 ROOMS = sorted(path.parent for path in ROOT.glob("*/__init__.py"))
 
 
+@cache
 def modules() -> dict[str, Path]:
     """The modules of the package by dotted name."""
     files = [*ROOT.glob("*.py"), *(path for room in ROOMS for path in room.rglob("*.py"))]
@@ -39,10 +41,13 @@ def imported(source: str, known: set[str]) -> Iterator[str]:
                 yield module if module in known else str(node.module)
 
 
-MODULES = modules()
-GRAPH = {
-    name: set(imported(path.read_text(), set(MODULES))) - {name} for name, path in MODULES.items()
-}
+@cache
+def graph() -> dict[str, set[str]]:
+    """What every module imports."""
+    known = modules()
+    return {
+        name: set(imported(path.read_text(), set(known))) - {name} for name, path in known.items()
+    }
 
 
 def layers(container: str) -> list[list[str]]:
@@ -59,7 +64,7 @@ def upward(container: str) -> list[str]:
     level = {room: i for i, rooms in enumerate(layers(container)) for room in rooms}
     strangers = [set(line.replace(" ", "").split("|")) for line in found["layers"] if "|" in line]
     wrong = []
-    for name, targets in GRAPH.items():
+    for name, targets in graph().items():
         for target in targets:
             ends = [m.removeprefix(f"{container}.").split(".")[0] for m in (name, target)]
             if not all(m.startswith(f"{container}.") for m in (name, target)):
@@ -73,9 +78,9 @@ def upward(container: str) -> list[str]:
 
 def test_no_module_imports_itself_by_any_way_round() -> None:
     # a package is no more than its modules: importing it runs a docstring
-    graph = {name: targets - {"bertvision"} for name, targets in GRAPH.items()}
+    inner = {name: targets - {"bertvision"} for name, targets in graph().items()}
     try:
-        TopologicalSorter(graph).prepare()
+        TopologicalSorter(inner).prepare()
     except CycleError as error:
         pytest.fail(" imports ".join(reversed(error.args[1])))
 
@@ -88,14 +93,14 @@ def test_rooms_import_only_what_lies_below_them(container: str) -> None:
 @pytest.mark.parametrize("container", ["bertvision.pipelines", "bertvision.featurestore"])
 def test_every_module_has_its_place_in_the_law(container: str) -> None:
     depth = container.count(".") + 1
-    held = {name.split(".")[depth] for name in MODULES if name.startswith(f"{container}.")}
+    held = {name.split(".")[depth] for name in modules() if name.startswith(f"{container}.")}
     assert held == {room for rooms in layers(container) for room in rooms}
 
 
 def test_training_never_runs_an_encoder_and_extraction_knows_no_head() -> None:
     wrong = [
         f"{name} imports {target}"
-        for name, targets in GRAPH.items()
+        for name, targets in graph().items()
         for target in targets
         if (".training." in name and (".extraction." in target or ".encoders." in target))
         or (".extraction." in name and (".training." in target or ".models." in target))
@@ -107,18 +112,18 @@ def test_a_circle_and_an_arrow_upwards_would_be_found() -> None:
     late = "def f():\n    from bertvision.b import g\n"
     typed = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import bertvision.a\n"
     known = {"bertvision.a", "bertvision.b"}
-    graph = {
+    circle = {
         "bertvision.a": set(imported(late, known)),
         "bertvision.b": set(imported(typed, known)),
     }
     with pytest.raises(CycleError):
-        TopologicalSorter(graph).prepare()
+        TopologicalSorter(circle).prepare()
 
 
 def test_every_room_says_what_it_is_for() -> None:
     silent = [
         name
-        for name, path in MODULES.items()
+        for name, path in modules().items()
         if path.name == "__init__.py" and not ast.get_docstring(ast.parse(path.read_text()))
     ]
     assert silent == []
@@ -127,7 +132,7 @@ def test_every_room_says_what_it_is_for() -> None:
 def test_docstrings_and_helps_are_sentences_that_stand_by_themselves() -> None:
     odd = [
         f"{name}: {text[:60]}"
-        for name, path in MODULES.items()
+        for name, path in modules().items()
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and isinstance(text := node.value, str)
         if text.startswith(("Of ", "That ", "Which ")) and text.rstrip().endswith(".")

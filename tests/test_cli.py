@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 from stores import shard_path
-from terminal import cells, done, run, with_heads
-from workspaces import write_squad
+from terminal import cells, done, run
 
 from bertvision.featurestore.storage.lock import exclusive
 from bertvision.pipelines.text import format_table
@@ -20,37 +19,25 @@ from bertvision.pipelines.workspace.workspace import Workspace
 EXTRACT = ["--encoding", "float32", "--precision", "32"]
 
 
-@pytest.fixture(scope="module")
-def space(workspace: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A workspace with heads, for reading."""
-    return with_heads(workspace, tmp_path_factory.mktemp("cli") / "workspace")
-
-
 @pytest.fixture
-def dev_json(tmp_path: Path) -> Path:
-    """The dev file of the shared workspace."""
-    return Path(write_squad(tmp_path / "dev.json", 8, 2))
-
-
-@pytest.fixture
-def copy(space: Path, tmp_path: Path) -> Path:
-    shutil.copytree(space, tmp_path / "workspace")
+def copy(trained: Path, tmp_path: Path) -> Path:
+    shutil.copytree(trained, tmp_path / "workspace")
     return tmp_path / "workspace"
 
 
-def test_a_finished_finetune_has_nothing_to_do_and_shows_the_status(space: Path) -> None:
-    result = run("finetune", "--save-at", "1,0.5", "-w", space)
+def test_a_finished_finetune_has_nothing_to_do_and_shows_the_status(trained: Path) -> None:
+    result = run("finetune", "--save-at", "1,0.5", "-w", trained)
     assert result.exit_code == 0
-    assert result.stderr == f"every snapshot of {space} is there: nothing to do\n"
-    assert result.stdout == done("status", "-w", space)
-    found = json.loads(done("finetune", "--resume", "-w", space, "--json"))
+    assert result.stderr == f"every snapshot of {trained} is there: nothing to do\n"
+    assert result.stdout == done("status", "-w", trained)
+    found = json.loads(done("finetune", "--resume", "-w", trained, "--json"))
     assert found.pop("steps") == found.pop("seconds") == 0
-    assert found == json.loads(done("status", "-w", space, "--json"))
+    assert found == json.loads(done("status", "-w", trained, "--json"))
 
 
-def test_status_says_what_is_there_and_what_can_be_run_next(space: Path) -> None:
-    top, table, heads, following = done("status", "-w", space).split("\n\n")
-    assert cells(top)[0] == ["workspace", str(space)]
+def test_status_says_what_is_there_and_what_can_be_run_next(trained: Path) -> None:
+    top, table, heads, following = done("status", "-w", trained).split("\n\n")
+    assert cells(top)[0] == ["workspace", str(trained)]
     rows = cells(table)
     assert rows[0] == ["snapshot", "made", "BERT EM", "BERT F1", "activations"]
     assert [row[0] for row in rows[1:]] == ["0.5e", "1e"]
@@ -85,9 +72,9 @@ def test_status_offers_to_finish_what_was_begun_with_the_same_options(copy: Path
         assert judged.stdout.count("\n") == 1
 
 
-def test_extract_of_several_snapshots_writes_once(space: Path, tmp_path: Path) -> None:
+def test_extract_of_several_snapshots_writes_once(trained: Path, tmp_path: Path) -> None:
     root = tmp_path / "workspace"
-    shutil.copytree(space, root, ignore=shutil.ignore_patterns("activations"))
+    shutil.copytree(trained, root, ignore=shutil.ignore_patterns("activations"))
     args = ["extract", "--checkpoint", "0.5e,1", "--split", "dev,tune", *EXTRACT, "-w", root]
     first = run(*args)
     assert first.exit_code == 0
@@ -106,8 +93,8 @@ def test_extract_of_several_snapshots_writes_once(space: Path, tmp_path: Path) -
     assert all(row[5:] == ["-", "-"] for row in cells(done(*args))[1:])
 
 
-def test_heads_are_trained_once(space: Path) -> None:
-    args = ["train", "learned-pooling", "--checkpoint", 1, "-w", space]
+def test_heads_are_trained_once(trained: Path) -> None:
+    args = ["train", "learned-pooling", "--checkpoint", 1, "-w", trained]
     same = [*args, "--precision", "32", "--epochs", 2, "--batch-size", 8]
     result = run(*same)
     assert result.stderr == "learned-pooling was trained on 1e before: nothing to do\n"
@@ -140,7 +127,7 @@ def test_evaluate_scores_on_the_own_and_on_another_snapshot(copy: Path, dev_json
     assert official == found["rules"]["n-best"]["metrics"]
 
 
-def test_heads_gives_sizes_of_any_encoder(space: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heads_gives_sizes_of_any_encoder(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table, sizes = done("heads").split("\n\n")
     rows = cells(table)
     assert rows[0] == ["head", "parameters", "% BERT-large", "M mult./token", "description"]
@@ -150,7 +137,7 @@ def test_heads_gives_sizes_of_any_encoder(space: Path, monkeypatch: pytest.Monke
     small = json.loads(done("heads", "--hidden", 32, "--layers", 3, "--json"))
     assert len(small) == len(rows) - 1
     assert {head["name"]: head["total"] for head in small}["learned-pooling"] == 70
-    monkeypatch.chdir(space)
+    monkeypatch.chdir(trained)
     assert "for the workspace's encoder: 3 hidden states of width 32" in done("heads")
     one = done("heads", "learned-pooling")
     assert "70 trained" in one
@@ -168,8 +155,8 @@ def test_score_names_what_is_no_file(dev_json: Path, tmp_path: Path) -> None:
         assert message in " ".join(refused.stderr.split())
 
 
-def test_score_prints_the_official_keys(space: Path, dev_json: Path) -> None:
-    predictions = space / "bert/1e/predictions.json"
+def test_score_prints_the_official_keys(trained: Path, dev_json: Path) -> None:
+    predictions = trained / "bert/1e/predictions.json"
     found = json.loads(done("score", predictions, dev_json, "--json"))
     assert {"exact", "f1", "total", "HasAns_f1", "NoAns_f1"} <= found.keys()
     assert cells(done("score", predictions, dev_json))[3] == ["total", "24"]
@@ -182,8 +169,8 @@ def test_score_prints_the_official_keys(space: Path, dev_json: Path) -> None:
 
 
 @pytest.mark.filterwarnings("default::bertvision.errors.BertvisionWarning")
-def test_a_warning_is_one_line(space: Path, dev_json: Path) -> None:
-    predictions = json.loads((space / "bert/1e/predictions.json").read_text())
+def test_a_warning_is_one_line(trained: Path, dev_json: Path) -> None:
+    predictions = json.loads((trained / "bert/1e/predictions.json").read_text())
     more = dev_json.with_name("more.json")
     more.write_text(json.dumps({**predictions, "unknown": ""}))
     document = json.loads(dev_json.read_text())
@@ -224,21 +211,21 @@ def test_analyses_print_a_table_and_write_a_plot(
     assert own.read_text() == plot.read_text()
 
 
-def test_store_commands_tell_what_is_held(space: Path) -> None:
-    listed, total = done("store", "ls", "-w", space).split("\n\n")
+def test_store_commands_tell_what_is_held(trained: Path) -> None:
+    listed, total = done("store", "ls", "-w", trained).split("\n\n")
     rows = cells(listed)
     assert re.fullmatch(r"[0-9.]+ [kM]B in all\n", total)
     names = [f"{tag}/{split}" for tag in ("0.5e", "1e") for split in ("dev", "train", "tune")]
     assert rows[0][:4] == ["split", "examples", "encoding", "layers"]
     assert [row[0] for row in rows[1:]] == names
-    listed = json.loads(done("store", "ls", "-w", space, "--json"))
-    info = json.loads(done("store", "info", "1e/train", "-w", space, "--json"))
+    listed = json.loads(done("store", "ls", "-w", trained, "--json"))
+    info = json.loads(done("store", "info", "1e/train", "-w", trained, "--json"))
     assert info.pop("encoding_error") == {}  # stored in float32
     assert info in listed
-    assert ["provenance.precision", "32"] in cells(done("store", "info", "1/train", "-w", space))
+    assert ["provenance.precision", "32"] in cells(done("store", "info", "1/train", "-w", trained))
     verified = [f"{name}: whole" for name in names]
-    assert done("store", "verify", "-w", space).splitlines() == verified
-    one = json.loads(done("store", "verify", "1e/dev", "-w", space, "--json"))
+    assert done("store", "verify", "-w", trained).splitlines() == verified
+    one = json.loads(done("store", "verify", "1e/dev", "-w", trained, "--json"))
     assert one == {"1e/dev": []}
 
 
@@ -283,12 +270,12 @@ def test_malformed_data_are_refused_or_skipped_and_counted(
     assert sum(json.loads(skipped.stdout)["items"].values()) == 23 + 24
 
 
-def test_a_second_finetune_in_one_workspace_is_refused(space: Path) -> None:
-    with exclusive(space / ".finetune.lock", "fine-tuning"):
-        result = run("finetune", "-w", space)
+def test_a_second_finetune_in_one_workspace_is_refused(trained: Path) -> None:
+    with exclusive(trained / ".finetune.lock", "fine-tuning"):
+        result = run("finetune", "-w", trained)
     assert result.exit_code == 2
-    assert f"another process is fine-tuning in {space}: wait" in result.stderr
-    assert run("finetune", "-w", space).exit_code == 0
+    assert f"another process is fine-tuning in {trained}: wait" in result.stderr
+    assert run("finetune", "-w", trained).exit_code == 0
 
 
 def test_tables_put_numbers_to_the_right_and_names_to_the_left() -> None:

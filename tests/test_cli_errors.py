@@ -11,29 +11,15 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 from pytorch_lightning.demos.boring_classes import BoringModel
-from terminal import done, run, with_heads
-from workspaces import write_squad
+from terminal import done, run
 
 from bertvision.cli import _Lines
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.stored_split import StoredSplit
 from bertvision.pipelines.progress import progress
 from bertvision.pipelines.training.lightning import TrainingLog
-from bertvision.pipelines.workspace.workspace import Workspace
 
 EXTRACT = ["--encoding", "float32", "--precision", "32"]
-
-
-@pytest.fixture(scope="module")
-def space(workspace: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A workspace with heads, for reading."""
-    return with_heads(workspace, tmp_path_factory.mktemp("cli") / "workspace")
-
-
-@pytest.fixture
-def dev_json(tmp_path: Path) -> Path:
-    """The dev file of the shared workspace."""
-    return Path(write_squad(tmp_path / "dev.json", 8, 2))
 
 
 ERRORS: dict[str, tuple[list[Any], str]] = {
@@ -81,9 +67,9 @@ ERRORS: dict[str, tuple[list[Any], str]] = {
 
 @pytest.mark.parametrize(("args", "message"), ERRORS.values(), ids=ERRORS)
 def test_a_users_error_is_one_message_and_status_2(
-    space: Path, args: list[Any], message: str
+    trained: Path, args: list[Any], message: str
 ) -> None:
-    result = run(*args, *([] if "-w" in args else ["-w", space]))
+    result = run(*args, *([] if "-w" in args else ["-w", trained]))
     assert result.exit_code == 2, result.output
     assert result.stdout == ""
     last = result.stderr.splitlines()[-1]
@@ -198,7 +184,7 @@ def test_a_function_that_is_no_command_sends_to_the_one_that_shows_its_rows(
 
 @pytest.mark.parametrize("command", [["status"], ["store", "verify"]], ids=" ".join)
 def test_ctrl_c_is_status_130_and_a_bug_keeps_its_traceback(
-    space: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+    trained: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
 ) -> None:
     def interrupt(error: type[BaseException]) -> Callable[..., None]:
         def method(*args: object) -> None:
@@ -209,9 +195,9 @@ def test_ctrl_c_is_status_130_and_a_bug_keeps_its_traceback(
     methods = {StoredSplit: "committed_shards", ActivationSplit: "verify"}
     for kind, method in methods.items():
         monkeypatch.setattr(kind, method, interrupt(KeyboardInterrupt))
-    result = run(*command, "-w", space)
+    result = run(*command, "-w", trained)
     assert (result.exit_code, result.stdout) == (130, "")
     assert result.stderr == "Stopped; what was finished is kept.\n"
     for kind, method in methods.items():
         monkeypatch.setattr(kind, method, interrupt(ZeroDivisionError))
-    assert isinstance(run(*command, "-w", space).exception, ZeroDivisionError)
+    assert isinstance(run(*command, "-w", trained).exception, ZeroDivisionError)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 import typer
-from terminal import done, with_heads
+from terminal import done
 
 import bertvision
 from bertvision.errors import InputError, UnknownNameError
@@ -48,9 +49,9 @@ JOBS = [
 
 
 @pytest.fixture(scope="module")
-def space(workspace: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def space(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A workspace with scored heads, for reading."""
-    root = with_heads(workspace, tmp_path_factory.mktemp("jobs") / "workspace")
+    root = shutil.copytree(trained, tmp_path_factory.mktemp("jobs") / "workspace")
     done("evaluate", "learned-pooling", "--trained-on", "1e", "-w", root, "--precision", "32")
     return root
 

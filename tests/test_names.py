@@ -40,9 +40,9 @@ texts = st.one_of(
     st.from_regex(r"[a-zA-Z0-9_-]{1,65}", fullmatch=True),
 )
 many = settings(
-    max_examples=600, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-fewer = settings(many, max_examples=200)
+fewer = settings(many, max_examples=80)
 ALLOWED = set("abcdefghijklmnopqrstuvwxyz0123456789_-")
 DEVICES = {"con", "prn", "aux", "nul"} | {f"{d}{n}" for d in ("com", "lpt") for n in range(10)}
 

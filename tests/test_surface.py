@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import math
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import surface
+from processes import run_code
 
 NUMBER = re.compile(r"[−+-]?\d[\d,]*\.?\d*(?:e[−+-]?\d+)?")
 NEW = "run `python tests/surface.py`, and read what changed"
@@ -19,9 +18,8 @@ NEW = "run `python tests/surface.py`, and read what changed"
 
 def test_commands_names_and_records_are_those_that_are_written_down() -> None:
     # in a process of its own: which records there are depends on what was imported before
-    done = subprocess.run(
-        [sys.executable, surface.__file__, "--print"], check=True, capture_output=True, text=True
-    )
+    done = run_code("import surface; print(surface.surface(), end='')")
+    assert done.returncode == 0, done.stderr
     written, now = surface.SURFACE.read_text().splitlines(), done.stdout.splitlines()
     gone, new = sorted(set(written) - set(now)), sorted(set(now) - set(written))
     assert (gone, new) == ([], []), NEW

@@ -10,8 +10,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +17,7 @@ import torch
 from transformers import AutoConfig, PreTrainedModel
 
 from bertvision.errors import InputError, WorkspaceError
+from bertvision.featurestore import creation
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.writing.origin import tokenizer_digest
 from bertvision.pipelines.encoders.loading import (
@@ -55,13 +54,11 @@ class Snapshot(NamedTuple):
     """Its provenance."""
 
 
-_version = cache(version)
-
-
 def library_versions() -> dict[str, str]:
     """Versions of the libraries that decide the numbers."""
-    names = ("bertvision", "torch", "transformers", "tokenizers", "pytorch-lightning")
-    return {name: _version(name) for name in names}
+    return creation.library_versions(
+        *("bertvision", "torch", "transformers", "tokenizers", "pytorch-lightning")
+    )
 
 
 def save_snapshot(
