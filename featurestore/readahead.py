@@ -24,7 +24,7 @@ from bertvision.featurestore.sampler import EpochOrder
 
 _EARLY_BYTES, _MOST_EARLY = 128 << 20, 8  # shards that are opened before they are needed
 _SMALL_EXAMPLE = 4 << 10  # bytes of a layer
-_LOADED_BYTES = 256 << 20  # of small examples in all open shards
+_LOADED_BYTES = 256 << 20  # of the small examples of a split
 _LARGE_BYTES = 16 << 20  # of codes that keep a thread busy for milliseconds
 _MOST_OPEN = 192  # a sampler may come back to any shard, but systems allow only so many open files
 _Result = TypeVar("_Result")
@@ -187,6 +187,88 @@ class EpochSetter(NamedTuple):
     sampler: Any
 
 
+class LoadedSplit:
+    """Small examples of a split in memory, shard by shard as they are first needed, checked.
+
+    An example of a few hundred bytes a layer takes longer to ask for than to read. What was read
+    stays for later epochs, in the process that read it.
+
+    Args:
+        split: Split of at most `_LOADED_BYTES` of codes.
+        positions: Places on the stored layer axis.
+    """
+
+    def __init__(self, split: SplitReader, positions: Sequence[int]) -> None:
+        rows = split.plan.n_shards * split.plan.shard_tokens
+        self._split, self._positions = split, positions
+        self._codes, self._scale = split.buffers(rows, len(positions))
+        self._there = np.zeros(split.plan.n_shards, bool)
+        self._lock, self._process = threading.Lock(), os.getpid()
+
+    @classmethod
+    def of(
+        cls, split: SplitReader, positions: Sequence[int], before: LoadedSplit | None
+    ) -> LoadedSplit | None:
+        """Memory for a split with small examples; None of one that is read from its files.
+
+        Args:
+            split: Split to read.
+            positions: Places on the stored layer axis.
+            before: Memory of an earlier epoch, which is taken unless it is of another process.
+        """
+        if before is not None and before._process == os.getpid():
+            return before
+        size = split.plan.n_shards * shard_bytes(split, len(positions))
+        small = has_small_examples(split) and not split.encoding.transformed
+        return cls(split, positions) if small and size <= _LOADED_BYTES else None
+
+    @property
+    def whole(self) -> bool:
+        """Whether all shards are there."""
+        return bool(self._there.all())
+
+    def load(self, shard: int, reader: ShardReader) -> None:
+        """Read a shard, where that was not done yet.
+
+        Args:
+            shard: Number of the shard.
+            reader: Reader of the shard.
+
+        Raises:
+            CorruptStoreError: what is stored does not pass its checksum.
+        """
+        with self._lock:
+            if self._there[shard]:
+                return
+            begin = shard * self._split.plan.shard_tokens
+            rows = slice(begin, begin + reader.tokens)
+            scale = None if self._scale is None else self._scale[rows]
+            examples = len(self._split.plan.examples_of(shard))
+            reader.read(0, examples, self._positions, self._codes[:, rows], scale)
+            self._there[shard] = True
+
+    def gather(
+        self,
+        examples: npt.NDArray[np.int64],
+        shard_of: Callable[[int], ShardReader] | None,
+        codes: npt.NDArray[Any],
+        scale: npt.NDArray[Any] | None,
+    ) -> None:
+        """As `SplitReader.gather`; no shard is asked for once all are there."""
+        plan = self._split.plan
+        if shard_of is not None:
+            shards = plan.shard[examples]
+            for shard in np.unique(shards[~self._there[shards]]).tolist():
+                self.load(shard, shard_of(shard))
+        lengths = plan.n_tokens[examples].astype(np.int64)
+        rows = np.repeat(plan.first_token[examples] - np.cumsum(lengths) + lengths, lengths)
+        rows += np.arange(len(rows))
+        # "clip", since "raise" copies through memory of its own
+        np.take(self._codes, rows, axis=1, out=codes, mode="clip")
+        if scale is not None and self._scale is not None:
+            np.take(self._scale, rows, axis=0, out=scale, mode="clip")
+
+
 class OpenShards:
     """The open shards of an epoch: each is opened a little before it is first needed.
 
@@ -209,14 +291,7 @@ class OpenShards:
         self._split = split
         self._positions = positions
         self._prefetch = readers > 0
-        steps = np.zeros(len(order) + 1, np.int64)  # shards that come into use, less those done
-        np.add.at(steps, order.first_batch, 1)
-        np.add.at(steps, order.last_batch + 1, -1)
         self._early = early_shards(split, len(positions), readers)
-        together = min(len(shards), int(np.cumsum(steps).max(initial=0)) + self._early)
-        self._load = has_small_examples(split) and (
-            together * shard_bytes(split, len(positions)) <= _LOADED_BYTES
-        )
         self._threads = Threads(self._early, "bertvision-shard")
         self._open: dict[int, Future[ShardReader]] = {}
         self._pending: deque[set[int]] = deque()  # shards of the batches that are being read
@@ -236,10 +311,7 @@ class OpenShards:
     def _begin(self, shard: int) -> None:
         if shard not in self._open:
             positions = self._positions if self._prefetch else ()
-            loaded = self._positions if self._load else ()
-            self._open[shard] = self._threads.submit(
-                prefetched, self._split, shard, positions, loaded=loaded
-            )
+            self._open[shard] = self._threads.submit(prefetched, self._split, shard, positions)
 
     def get(self, shard: int) -> ShardReader:
         """A shard that is open or about to be."""
@@ -265,21 +337,9 @@ class OpenShards:
 
 
 def prefetched(
-    split: SplitReader,
-    shard: int,
-    positions: Sequence[int],
-    *,
-    any_order: bool = False,
-    loaded: Sequence[int] = (),
+    split: SplitReader, shard: int, positions: Sequence[int], *, any_order: bool = False
 ) -> ShardReader:
     """Open a shard, and begin to bring some layers of it near.
-
-    Args:
-        split: Split of the shard.
-        shard: Number of the shard.
-        positions: Places of these layers on the stored layer axis.
-        any_order: As in `SplitReader.open_shard`.
-        loaded: Places of layers that are read into memory at once.
 
     Raises:
         IncompleteSplitError: it is not committed.
@@ -289,8 +349,6 @@ def prefetched(
     try:
         if positions:
             reader.prefetch(positions)
-        if loaded:
-            reader.load(loaded)
     except BaseException:
         reader.close()
         raise

@@ -29,6 +29,7 @@ from bertvision.featurestore.readahead import (
     DecodedMemory,
     EpochSetter,
     Iteration,
+    LoadedSplit,
     OpenShards,
     Threads,
     default_readers,
@@ -118,6 +119,7 @@ class ActivationLoader:
         # one pool for each use, because the buffers of one use are all about as large
         self._pools: defaultdict[tuple[str, int], BufferPool] = defaultdict(BufferPool)
         self._decoded = DecodedMemory()
+        self._loaded: LoadedSplit | None = None
         self.epoch = 0
         self.batch = 0
         self._start: tuple[int, int] | None = (0, 0)
@@ -266,7 +268,11 @@ class ActivationLoader:
         self, order: EpochOrder, start: int, ending: Callable[[], bool] = sys.is_finalizing
     ) -> Generator[ActivationBatch, None, None]:
         """Batches from ``start`` on, read ahead in threads; their errors are raised here."""
-        shards = OpenShards(self.split, self._positions, order, start, self._readers)
+        self._loaded = LoadedSplit.of(self.split, self._positions, self._loaded)
+        shards: OpenShards | None = None
+        if self._loaded is None or not self._loaded.whole:
+            shards = OpenShards(self.split, self._positions, order, start, self._readers)
+        get = None if shards is None else shards.get
         threads = Threads(self._readers, "bertvision-batch")
         pending: deque[Future[ActivationBatch]] = deque()
         try:
@@ -275,26 +281,38 @@ class ActivationLoader:
                     ahead = i + len(pending)
                     if ahead == len(order):
                         break
-                    shards.need(ahead)
-                    pending.append(threads.submit(self._read, order.batch(ahead), shards.get))
+                    if shards is not None:
+                        shards.need(ahead)
+                    pending.append(threads.submit(self._read, order.batch(ahead), get))
                 yield pending.popleft().result()
-                shards.done(i)
+                if shards is not None:
+                    shards.done(i)
         finally:
             # where an iterator is left open at the end of the interpreter, the threads have ended
             # and modules are gone, this one too
             if not ending():
                 threads.shutdown()
-                shards.close()
+                if shards is not None:
+                    shards.close()
 
     def _read(
-        self, examples: npt.NDArray[np.int64], shard_of: Callable[[int], ShardReader]
+        self, examples: npt.NDArray[np.int64], shard_of: Callable[[int], ShardReader] | None
     ) -> ActivationBatch:
-        """Read the tokens of ``examples`` into one packed batch in pooled memory."""
+        """Read the tokens of ``examples`` into one packed batch in pooled memory.
+
+        Args:
+            examples: Their positions in the split.
+            shard_of: Gives an open shard; None where all of the split is in memory.
+        """
         split, positions = self.split, self._positions
         tokens = int(split.plan.n_tokens[examples].sum())
-        shard_of(int(split.plan.shard[examples[0]]))  # fails before memory is taken
+        if shard_of is not None:
+            shard_of(int(split.plan.shard[examples[0]]))  # fails before memory is taken
         codes, scale = split.buffers(tokens, len(positions), self._take)
-        split.gather(examples, shard_of, positions, codes, scale)
+        if self._loaded is not None:
+            self._loaded.gather(examples, shard_of, codes, scale)
+        elif shard_of is not None:
+            split.gather(examples, shard_of, positions, codes, scale)
         return split.batch(codes, scale, examples, positions, split.labels, self._decoded)
 
     def _take(self, shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any]:

@@ -238,6 +238,15 @@ def test_tokens_compares_streams_of_vectors_that_give_the_same(tmp_path: Path) -
 
 
 @pytest.mark.slow
+def test_pooled_reads_the_same_vectors_from_all_sides(tmp_path: Path) -> None:
+    report_path = tmp_path / "pooled.json"
+    run("pooled.py", "--quick", "--folder", tmp_path, "--json", report_path)
+    report = json.loads(report_path.read_text())
+    assert report["ratios"].keys() == report["results"].keys() - {"bertvision, int8"}
+    assert report["settings"]["bytes_per_example"]["numpy, memory-mapped"] > 2 * 13 * 768
+
+
+@pytest.mark.slow
 def test_hook_times_a_loop_that_keeps_its_states_beside_one_that_does_not(tmp_path: Path) -> None:
     report_path = tmp_path / "hook.json"
     run("hook.py", "--quick", "--folder", tmp_path, "--json", report_path)

@@ -116,7 +116,6 @@ class ShardReader:
             self._row_bytes, self._compression = transform_room(1, record.hidden_size), "zstd"
         self._plain, self._distant = self._compression == "none", storage.distant
         self._decoded: dict[int, npt.NDArray[Any]] = {}
-        self._loaded: tuple[list[int], npt.NDArray[np.uint8]] | None = None
         self.scale: npt.NDArray[Any] | None = None
         due = ["hidden_states", "scale"] if self._encoding.quantised else ["hidden_states"]
         if sorted(committed.files) != due:
@@ -161,23 +160,6 @@ class ShardReader:
             for position in positions:
                 self._decode(position)
 
-    def load(self, positions: Sequence[int]) -> None:
-        """Read some layers whole into memory, checked, which `read` of the same layers then copies.
-
-        Examples of a few hundred bytes a layer take longer to ask for one by one than to read.
-
-        Args:
-            positions: Places on the stored layer axis.
-
-        Raises:
-            CorruptStoreError: what is stored does not pass its checksum.
-        """
-        if self._transform is not None or (self._loaded and self._loaded[0] == list(positions)):
-            return
-        rows = np.empty((len(positions), self.tokens, self._row_bytes), np.uint8)
-        self.read(0, len(self._offsets) - 1, positions, rows, None)
-        self._loaded = list(positions), rows
-
     def read(
         self,
         first: int,
@@ -202,29 +184,13 @@ class ShardReader:
             self._read_coded(self._transform, first, last, positions, codes)
             return
         low, high = self._offsets[first], self._offsets[last]
-        if self._loaded is not None and self._loaded[0] == list(positions):
-            codes.view(np.uint8)[...] = self._loaded[1][:, low:high]
-        else:
-            self._read_checked(first, last, positions, codes.view(np.uint8))
-        if scale is not None and self.scale is not None:
-            # as many layers in another order are not all of them as they lie
-            if list(positions) == self._all_positions:
-                scale[...] = self.scale[low:high]
-            else:
-                scale[...] = self.scale[low:high, list(positions)]
-
-    def _read_checked(
-        self, first: int, last: int, positions: Sequence[int], out: npt.NDArray[np.uint8]
-    ) -> None:
-        """Read examples from the file, layer by layer, each against its checksum."""
-        low, high = self._offsets[first], self._offsets[last]
         ends = [offset - low for offset in self._offsets[first + 1 : last + 1]]
         if self._distant:
             self._file.expect(self._ranges(positions, low, high))
         blocks = self._blocks(first, ends)
         # a few microseconds here are a tenth of the whole reading time: 25 layers × 16 examples
         checksum = xxhash.xxh3_64_intdigest
-        for rows, position in zip(out, positions, strict=True):
+        for rows, position in zip(codes.view(np.uint8), positions, strict=True):
             checksums = self._checksums[position]
             for begin, example, block in blocks:
                 end = block[-1]
@@ -238,6 +204,12 @@ class ShardReader:
                             f"{self._record.layers[position]}, does not pass its checksum; {ADVICE}"
                         )
                     begin, example = end, example + 1
+        if scale is not None and self.scale is not None:
+            # as many layers in another order are not all of them as they lie
+            if list(positions) == self._all_positions:
+                scale[...] = self.scale[low:high]
+            else:
+                scale[...] = self.scale[low:high, list(positions)]
 
     def _read_coded(
         self,
@@ -296,7 +268,6 @@ class ShardReader:
         """Let go of the file, of what was decoded and of the scales."""
         self._file.close()
         self._decoded.clear()
-        self._loaded = None
         self.scale = None
 
     def _ranges(self, positions: Sequence[int], low: int, high: int) -> list[tuple[int, int]]:
