@@ -7,6 +7,7 @@ import os
 import pickle
 import shutil
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -131,6 +132,13 @@ def memory(tmp_path: Path) -> Iterator[Path]:
 
     with in_memory(tmp_path) as folder:
         yield folder
+
+
+@pytest.fixture
+def disk() -> Iterator[Path]:
+    """A folder that is on a disk wherever the temporary folder of this machine is."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
 
 
 @pytest.fixture
