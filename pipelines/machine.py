@@ -277,7 +277,7 @@ def disk_speed(folder: Path) -> DiskSpeed:
     """Write and read a file of 48 MiB, which is removed.
 
     Args:
-        folder: where the file is made for the time.
+        folder: Folder in which the file is made for the time.
 
     Raises:
         OSError: nothing can be written there.

@@ -54,8 +54,8 @@ def read_yaml(path: Path, *, front_matter: bool = False) -> Any:
 
     Args:
         path: Path of the file.
-        front_matter: of a Markdown file, whose head between two lines of ``---`` is YAML; None
-            where it has no head.
+        front_matter: Whether the file is Markdown, whose head between two lines of ``---`` is YAML;
+            None is given where it has no head.
 
     Raises:
         OSError: it cannot be read.

@@ -7,6 +7,7 @@ import os
 import pickle
 import shutil
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,12 +46,12 @@ WORDS = """
 
 
 LONGEST = """
-    test_train test_memory test_writer_crash test_analysis_results test_remote test_surface
-    test_devices test_tutorials test_generate test_cka test_late_writers test_variants
-    test_probe test_corruption test_audit test_probe_run test_isotropy test_tokens
-    test_cluster_extract test_hub_store test_scheduler test_docstrings test_probe_report
-    test_benchmarks test_docs test_structure test_parsing_run test_ordering test_repair
-    test_lightning test_writer test_models test_objectives test_names test_distillation
+    test_train test_tutorials test_docs test_memory test_generate test_writer_crash
+    test_benchmarks test_variants test_remote test_late_writers test_probe test_corruption
+    test_probe_report test_cka test_report_browser test_hub_store test_probe_run test_docstrings
+    test_audit test_structure test_encoders test_analysis_results test_isotropy test_parsing_run
+    test_cluster_extract test_sweep test_tokens test_hostile test_context test_cli_machine
+    test_lease test_scheduler test_devices test_surface test_crash test_writer test_ordering
 """.split()  # noqa: SIM905
 """Files that take longest, as they are begun: the processes that share the tests end together."""
 
@@ -131,6 +132,13 @@ def memory(tmp_path: Path) -> Iterator[Path]:
 
     with in_memory(tmp_path) as folder:
         yield folder
+
+
+@pytest.fixture
+def disk() -> Iterator[Path]:
+    """A folder that is on a disk wherever the temporary folder of this machine is."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

@@ -268,7 +268,7 @@ def race(shard: Shard, order: list[str]) -> dict[str, Exception | None]:
 )
 @example(["holder", "holder", "late", "late", "late", "late"], "nothing")
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_whatever_the_order_no_false_values_are_read(
     shard: Shard, order: list[str], found: str

@@ -325,7 +325,7 @@ def test_padding_never_changes_a_real_token(name: str) -> None:
             assert (theirs[i, length:] == floor).all()
 
 
-@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("name", SPAN)
 def test_gradients_reach_every_parameter(name: str) -> None:
     head = make(name)
     states, lengths = batch(4, 1, 7, 3)
@@ -409,7 +409,7 @@ def test_class_logits_are_of_each_example_alone(name: str) -> None:
         torch.testing.assert_close(alone.logits[0], output.logits[i])
 
 
-@pytest.mark.parametrize("name", PLAIN_CLS)
+@pytest.mark.parametrize("name", CLS)
 def test_class_gradients_reach_every_parameter(name: str) -> None:
     head = make(name)
     states, _ = batch(6)

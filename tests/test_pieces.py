@@ -64,7 +64,7 @@ def test_short_writes_are_gone_on_with(content: bytes, most: list[int]) -> None:
 
 
 def test_whole_blocks_go_past_the_page_cache_and_the_end_through_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, seen = os.write, list[tuple[int, bool]]()
 
@@ -73,7 +73,7 @@ def test_whole_blocks_go_past_the_page_cache_and_the_end_through_it(
         seen.append((len(data), bool(flags & DIRECT)))
         return real(descriptor, data)
 
-    with (tmp_path / "file").open("wb", buffering=0) as file:
+    with (disk / "file").open("wb", buffering=0) as file:
         flags = fcntl.fcntl(file, fcntl.F_GETFL)
         try:
             fcntl.fcntl(file, fcntl.F_SETFL, flags | DIRECT)

@@ -122,8 +122,7 @@ def test_the_measurement_sees_what_it_should(full: Path, tmp_path: Path) -> None
     assert found["overlaps"]
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [PHONE, SCREEN])
+@pytest.mark.parametrize(("width", "dark"), [(PHONE, True), (SCREEN, False)])
 def test_it_is_drawn_in_its_theme(full: Path, tmp_path: Path, width: int, dark: bool) -> None:
     with Image.open(screenshot(full, tmp_path / "page.png", width, dark=dark)) as image:
         pixels = np.asarray(image.convert("RGB"))

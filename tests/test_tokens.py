@@ -369,16 +369,14 @@ def test_a_shard_that_could_not_be_read_is_read_again(
     assert [seen(batch) for batch in stream] == wanted
 
 
-def test_streams_that_differ_in_their_mix_read_each_shard_from_the_disk_once(
-    tmp_path: Path,
-) -> None:
+def test_streams_that_differ_in_their_mix_read_each_shard_from_the_disk_once(disk: Path) -> None:
     """Three in step cost 1.1 times the bytes of one, though no page outlives a round.
 
     Streams of other seeds, which need other shards, cost three times as much.
     """
     made = Made([64] * 48, layers=1, hidden=1024, encoding="float32")
-    split = made.write(tmp_path)
-    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    split = made.write(disk)
+    files = [path for path in disk.rglob("*") if path.is_file()]
 
     def forget() -> None:
         for path in files:

@@ -21,13 +21,13 @@ class LayerByLayer(AnalysisResult):
     """Base of results that have a value for every layer of x with every layer of y.
 
     Attributes:
-        x: what x is, for titles.
-        y: what y is.
+        x: Name of x, for titles.
+        y: Name of y.
         layers_x: layer numbers of the rows (0 = embedding output).
         layers_y: layer numbers of the columns.
         n_tokens: tokens that entered.
         n_available: tokens that the splits hold.
-        seed: of the sample of tokens.
+        seed: Seed of the sample of tokens.
     """
 
     named = ("x", "y")

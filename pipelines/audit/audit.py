@@ -85,14 +85,14 @@ class Audit(NamedTuple):
 
     Attributes:
         split: ``tag/split``.
-        examples: that it has.
-        sampled: of these, computed again.
-        wrong: of the sample.
+        examples: Number of its examples.
+        sampled: Number of these that were computed again.
+        wrong: Number of wrong ones in the sample.
         at_most: largest part of the examples that may be wrong (see `confidence.at_most`).
-        confidence: of that.
+        confidence: Confidence in that.
         tolerance: what the encoder may give otherwise.
         findings: the wrong examples.
-        remarks: what is odd about the split as a whole.
+        remarks: Oddities of the split as a whole.
         deviations: Scales and offsets that the sampled tokens share (see `Drift`), of examples that
             are right by themselves.
     """

@@ -316,7 +316,7 @@ def diagnose(
         measure: Measure of the sample.
         completed: computes it with special tokens that it may lack: kind, words, and states (tokens
             of the example, stored layers, hidden).
-        others: of other examples with as many tokens, name and states likewise.
+        others: Other examples with as many tokens, name and states likewise.
     """
     due = case.computed[:, case.layers]
     causes = (_empty(case), _part(case, due, measure), _shifted(case, due, measure))

@@ -48,10 +48,10 @@ class Reference:
         ids: (examples,) of each stored example, its token ids, or None to make them again.
         types: token types, likewise.
         tolerance: see `EXACT` and `ROUGH`.
-        prefix: what the tokenizer puts before every text.
-        suffix: what it puts behind.
+        prefix: Tokens that the tokenizer puts before every text.
+        suffix: Tokens that it puts behind.
         longest: tokens that the encoder takes.
-        remarks: what is odd about the split as a whole.
+        remarks: Oddities of the split as a whole.
     """
 
     source: Encoder
@@ -145,7 +145,7 @@ def of_model(
         split: with ``input_ids``.
         model: folder or hub name.
         tokenizer: Tokenizer of another folder or name; by default the model's own.
-        layers: which hidden state each stored layer is; None where their indices say it.
+        layers: Hidden state that each stored layer is; None where their indices say it.
 
     Raises:
         InputError: the split has no token ids, or it is not known which its layers are.

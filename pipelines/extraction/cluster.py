@@ -174,7 +174,7 @@ class ClusterWork:
         scheduler: address of the cluster, ``tcp://host:port``.
 
     Attributes:
-        seconds: that workers spent computing so far, added up.
+        seconds: Time that workers spent computing so far, added up.
 
     Raises:
         InputError: the scheduler is none of a cluster.

@@ -216,9 +216,9 @@ class Repaired(NamedTuple):
 
     Attributes:
         name: ``tag/split``.
-        damage: what was wrong, a line each; empty where all was well.
-        shards: that were extracted again; the others were not touched.
-        lacking: of an incomplete split, what it still lacks; why one could not be repaired.
+        damage: Faults that were found, a line each; empty where all was well.
+        shards: Shards that were extracted again; the others were not touched.
+        lacking: Parts that an incomplete split still lacks; why one could not be repaired.
     """
 
     name: str

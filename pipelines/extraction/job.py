@@ -68,7 +68,7 @@ def load_encoder(
     Args:
         workspace: with the snapshot.
         tag: Tag of the snapshot.
-        options: which tokens and layers, or sites, to keep of each window, and the precision.
+        options: Tokens and layers, or sites, to keep of each window, and the precision.
         alone: Whether each window is computed by itself (see `Encoder`).
 
     Raises:
@@ -134,7 +134,7 @@ class Extracted(NamedTuple):
         seconds: wall time of this call, of which
         encoder_seconds: were spent computing: forward pass, or pooling of stored tokens, and
             encoding. Both are of all splits that were written together.
-        bytes: of all shards of the split.
+        bytes: Size of all shards of the split.
         pooled_from: the stored split, ``1e/train``, that was pooled, or None: the encoder was run.
         encoding_error: by kind of token, the largest error that the encoding leaves in a layer, and
             that of each (see `SplitReader.info`).

@@ -18,7 +18,7 @@ def needed_layers(choice: LayerChoice, poolings: Sequence[TokenPooling], depth: 
     """Every hidden state that is read, known before anything is extracted.
 
     Args:
-        choice: of the inputs.
+        choice: Choice of the inputs.
         poolings: Poolings of the tokens.
         depth: transformer layers of the encoder.
 
@@ -38,7 +38,7 @@ def kept_layers(
         layers: Layers that were asked for; negative ones count from the end; None is all there is.
         num_hidden_layers: Number of layers of the encoder.
         pooler: Whether the snapshot has one.
-        tokens: which are kept; only beside the [CLS] alone stands the pooler output, as the last.
+        tokens: Kept tokens; only beside the [CLS] alone stands the pooler output, as the last.
 
     Raises:
         InputError: the encoder has no such hidden state.
@@ -66,7 +66,7 @@ def layers_of_tokens(
     """Indices of the hidden states, or of the sites, that are kept, by what is kept of a window.
 
     Args:
-        options: which tokens and layers, or sites, are kept.
+        options: Tokens and layers, or sites, that are kept.
         num_hidden_layers: Number of layers of the encoder.
         pooler: Whether the snapshot has one.
 

@@ -78,7 +78,7 @@ class ExtractionCost:
         new: the record before anything was extracted.
 
     Attributes:
-        bytes: of all shards written so far.
+        bytes: Size of all shards written so far.
     """
 
     def __init__(self, path: Path, *, fresh: bool, started: float, new: ExtractionCosts) -> None:
@@ -407,7 +407,7 @@ def calibrate(
         encoding: one that is calibrated.
         hidden_size: Channels of a hidden state.
         special: vocabulary indices of the tokenizer's special tokens.
-        nonfinite: what to do about tokens with NaN or infinity: refuse them, or leave them out.
+        nonfinite: Treatment of tokens with NaN or infinity: refused, or left out.
 
     Returns:
         For each of the encoder's ``tokens``.

@@ -87,9 +87,9 @@ class StoredTokens:
         special: Special tokens at the ends of each window.
 
     Attributes:
-        device: where it computes: where the store is read.
+        device: Device that computes, where the store is read.
         tokens: the poolings, in the order of ``layers``.
-        attention: that the encoder computed.
+        attention: Attention that the encoder computed.
     """
 
     def __init__(

@@ -57,11 +57,11 @@ class Content:
         InputError: a layer is not stored, or an array has a name that exports use themselves.
 
     Attributes:
-        keys: of the examples: those that it was written with, or the rows of its data.
+        keys: Keys of the examples: those that it was written with, or the rows of its data.
         numbers: of the examples: the row of the data that each stands for, or its key, where all
             keys are numbers.
         lengths: tokens of each.
-        positions: of its layers among the stored ones.
+        positions: Positions of its layers among the stored ones.
         layers: indices or names of these.
         fields: arrays of tokens, by name: (token axis, …).
         labels: arrays of examples, by name: (examples, …).
@@ -171,11 +171,11 @@ class ExportRecord(BaseModel):
     Attributes:
         split: ``tag/split``.
         split_sha256: digest of all that decides the split's hidden states.
-        format: of the files.
-        dtype: of the hidden states.
+        format: Format of the files.
+        dtype: Type of the hidden states.
         layers: indices or names, in the order in which they lie in the files.
         examples: how many.
-        provenance: of the split.
+        provenance: Provenance of the split.
         complete: whether all is there.
     """
 

@@ -39,9 +39,9 @@ class Exported(NamedTuple):
 
     Attributes:
         split: ``tag/split``.
-        folder: of the files.
-        format: of the files.
-        dtype: of the hidden states.
+        folder: Folder of the files.
+        format: Format of the files.
+        dtype: Type of the hidden states.
         examples: that are exported.
         written: of these by this call.
         bytes: of the files.

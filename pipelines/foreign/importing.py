@@ -185,13 +185,13 @@ class Imported(NamedTuple):
     """Result of an import.
 
     Attributes:
-        tag: of the split.
+        tag: Snapshot of the split.
         split: its name.
-        source: what the files were.
-        examples: that the split has.
+        source: Kind of the files.
+        examples: Number of examples of the split.
         added: by this call; the others were there before.
         skipped: why samples were left out, by key.
-        bytes: of the split's shards.
+        bytes: Size of the split's shards.
         layers: what they are called, or their indices.
     """
 

@@ -43,10 +43,10 @@ class Source(ABC):
     """Hidden states in files of others.
 
     Attributes:
-        keys: of its samples, in its own order.
+        keys: Keys of its samples, in its own order.
         longest: tokens of the longest sample.
-        bad: what cannot be read, a reason by key; such a sample is not among the keys.
-        layer_names: what the layers are, where the files say it.
+        bad: Samples that cannot be read, a reason by key; they are not among the keys.
+        layer_names: Names of the layers, where the files say them.
         model: whose hidden states they are, where the files say it.
     """
 

@@ -147,15 +147,15 @@ class Generated(NamedTuple):
     """Result of a generation.
 
     Attributes:
-        tag: of the split.
+        tag: Snapshot of the split.
         split: its name.
         examples: prompts with what follows, that the split has.
         added: by this call; the others were there before.
-        prompt_tokens: of all examples.
+        prompt_tokens: Tokens of the prompts of all examples.
         generated_tokens: likewise.
         finish_reasons: how many ended by each (see `batch.FINISH_REASONS`).
         layers: indices of the hidden states, or names of the sites.
-        bytes: of the split's shards.
+        bytes: Size of the split's shards.
     """
 
     tag: str

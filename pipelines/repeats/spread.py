@@ -151,7 +151,7 @@ def is_failed(score: float, trivial: float) -> bool:
 
     Args:
         score: Score of the run on dev, per cent.
-        trivial: of always giving the commonest answer, likewise; 0 for correlations.
+        trivial: Score of always giving the commonest answer, likewise; 0 for correlations.
     """
     return score <= trivial + _ROUNDING
 
@@ -164,7 +164,7 @@ def welch(scores: Sequence[float], others: Sequence[float]) -> Difference:
 
     Args:
         scores: Scores of the runs of a method, at least one.
-        others: of the runs of the method that it is compared with, at least one.
+        others: Scores of the runs of the method that it is compared with, at least one.
     """
     value = statistics.fmean(scores) - statistics.fmean(others)
     if min(len(scores), len(others)) < 2:

@@ -205,7 +205,7 @@ def sentence(
         first: the first system.
         second: the second.
         metric: Metric that was compared.
-        d: what came out.
+        d: Result of the comparison.
         words: Names of clusters and items.
     """
     name = "exact match" if metric == "exact" else METRICS[metric].name

@@ -158,7 +158,7 @@ def ensemble(
         with_bert: Whether BERT, at the snapshot of the activations, is a member.
         trained_on: snapshot that the heads were trained on.
         tag: snapshot on whose activations they were scored.
-        combine: of the softmaxes, ``max`` or ``mean``.
+        combine: Way to combine the softmaxes, ``max`` or ``mean``.
         split: Split that is scored.
 
     Returns:

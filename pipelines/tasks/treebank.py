@@ -231,7 +231,7 @@ def words_of_tokens(words: Sequence[str], offsets: Offsets) -> npt.NDArray[np.in
     A token that begins with a space, as those of SentencePiece do, belongs to the word behind it.
 
     Args:
-        words: of a sentence, which the encoder read with a space between them.
+        words: Words of a sentence, which the encoder read with a space between them.
         offsets: (tokens, 2) characters [start, end) of each token; −1 −1 of special ones.
 
     Returns:

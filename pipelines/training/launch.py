@@ -66,7 +66,7 @@ def share_out(
     """Run a command on heads as ranks, each of which trains its own part of them.
 
     Args:
-        words: of the command, behind ``bertvision``; it takes `own_part` of the same runs.
+        words: Words of the command, behind ``bertvision``; it takes `own_part` of the same runs.
         workspace: Workspace of the heads.
         runs: the heads.
         devices: Number of ranks.

@@ -41,7 +41,7 @@ class TrainingLog(pl.Callback):
     Args:
         path: Path of the CSV.
         steps: Steps of the whole training.
-        desc: what the progress bar says.
+        desc: Text of the progress bar.
         columns: beside ``step`` and ``seconds``.
     """
 

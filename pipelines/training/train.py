@@ -163,7 +163,7 @@ def train(
         tag: the snapshot.
         options: Options of training.
         overwrite: replace heads that were trained otherwise.
-        logger: where losses go too, under ``heads/<tag>/`` (see `run_logger`).
+        logger: Place where losses go too, under ``heads/<tag>/`` (see `run_logger`).
         readers: threads that read shards; by default chosen by the size of a batch.
         resume_every_seconds: Most seconds of work that a kill loses.
 

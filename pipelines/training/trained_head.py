@@ -159,7 +159,7 @@ def head_lock(folder: Path, what: str, *, wait: bool = False) -> AbstractContext
     Args:
         folder: Folder of the run.
         what: Action of the holder, for the message.
-        wait: until it is free, instead of raising `LockedError`.
+        wait: Whether to wait until it is free, instead of raising `LockedError`.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     return exclusive(folder.with_name(f".{folder.name}.lock"), what, wait=wait)

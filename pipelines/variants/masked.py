@@ -136,7 +136,7 @@ class TiedHead(nn.Module):
     """An MLM head without its decoder's weight, which is that of the word embeddings.
 
     Args:
-        transform: what the head does before the decoder (see `taken_apart`).
+        transform: Step of the head before the decoder (see `taken_apart`).
         decoder: Decoder whose bias it takes; the weight it is given whenever it is called.
 
     Attributes:

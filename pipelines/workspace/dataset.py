@@ -49,10 +49,10 @@ class Dataset:
         name: None of the workspace's own.
         task: what decides how they are read, cut into windows and scored.
         config: columns, lengths, classes.
-        data: where each split comes from.
+        data: Source of each split.
         finetune: settings that choose among the workspace's own training items; None of an added
             data set, which is taken whole.
-        root: of the workspace.
+        root: Folder of the workspace.
     """
 
     name: str | None

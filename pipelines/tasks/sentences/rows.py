@@ -54,7 +54,7 @@ class SentenceRows:
     """Collects the sentences of one split of one source, and what was skipped.
 
     Args:
-        source: what messages begin with, such as the path of the file.
+        source: Beginning of messages, such as the path of the file.
         skip_bad: Leave malformed rows out and list them, instead of refusing the source.
         empty: Whether a text may be empty.
     """

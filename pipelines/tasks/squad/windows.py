@@ -70,7 +70,7 @@ def cut(
         question: with its answers.
         context: its tokens.
         room: most context tokens of a window.
-        begin: where the context begins in a window.
+        begin: Position at which the context begins in a window.
         after: special tokens after it.
         overlap: context tokens that two consecutive windows share.
     """
