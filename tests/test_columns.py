@@ -18,7 +18,8 @@ from bertvision.pipelines.reading import StoredName
 from bertvision.pipelines.readouts.options import ProbeOptions
 from bertvision.pipelines.readouts.probe_data import Labelled, partition, read_data
 from bertvision.pipelines.readouts.probe_results import ProbeFile
-from bertvision.pipelines.tasks.data import Sentence
+from bertvision.pipelines.tasks.data import Sentence, TaskConfig
+from bertvision.pipelines.tasks.sentences.labelled import LabelledTask
 from bertvision.pipelines.tasks.sentences.task import pointed_tokens, sentence_windows
 from bertvision.pipelines.uncertainty import share, share_difference
 from bertvision.pipelines.workspace.creation import feature_workspace
@@ -92,10 +93,10 @@ def test_a_column_points_to_the_token_whose_state_is_kept(space: Workspace) -> N
         ("in", "stands 2 times in"),
         (18, "the text has the characters 0 to 17"),
         (2, "a character that is no white space"),
+        ("9" * 5000, "stands 0 times in"),
         (None, "give the position of a character"),
         ("", "give the position of a character"),
         (True, "give the position of a character"),
-        ("7", "may be a position, or stand for itself"),
     ],
 )
 def test_a_value_that_points_nowhere_is_refused_with_its_sentence(
@@ -105,6 +106,24 @@ def test_a_value_that_points_nowhere_is_refused_with_its_sentence(
     windows = sentence_windows(sentences, load_tokenizer(tiny_bert))
     with pytest.raises(InputError, match=f"^sentence 'line 1', column 'spot': .*{message}"):
         pointed_tokens(windows, sentences, [value], "spot")
+
+
+def test_digits_are_positions_or_parts_as_the_form_of_the_file_tells(tmp_path: Path) -> None:
+    """JSON lines have both; a CSV has texts alone, of which digits are positions."""
+    task, config = LabelledTask("csv"), TaskConfig(name="csv", text="text", label="label")
+    text = "  it was in 1984 here"
+    lines = [{"text": text, "label": "a", "at": value} for value in ("1984", 5, "here")]
+    path = write(tmp_path / "a.jsonl", lines)
+    values, _ = task.column(str(path), "all", config, "at", positions=True)
+    assert list(values.values()) == ["1984", 3, "here"]
+    csv = tmp_path / "a.csv"
+    csv.write_text(f"text,label,at\n{text},a,5\n{text},a,here\n")
+    values, _ = task.column(str(csv), "all", config, "at", positions=True)
+    assert list(values.values()) == [3, "here"]
+    for value, message in (("1984", "may be a position, or a part"), ("21", "characters 0 to 20")):
+        csv.write_text(f"text,label,at\n{text},a,{value}\n")
+        with pytest.raises(InputError, match=f"line 2: '{value}'.*{message}"):
+            task.column(str(csv), "all", config, "at", positions=True)
 
 
 def test_columns_are_those_of_the_file_that_was_added(space: Workspace, tmp_path: Path) -> None:

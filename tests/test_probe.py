@@ -472,7 +472,9 @@ def test_blocks_of_the_paper() -> None:
 @given(st.integers(2, 5000), st.integers(2, 1000))
 def test_a_uniform_predictor_compresses_exactly_once(examples: int, classes: int) -> None:
     code = code_length(
-        examples, classes, lambda begin, end: np.full(3, (end - begin) * np.log2(classes))
+        block_ends(examples),
+        classes,
+        lambda begin, end: np.full(3, (end - begin) * np.log2(classes)),
     )
     assert code.uniform_bits == pytest.approx(examples * np.log2(classes), rel=1e-12)
     assert code.bits == pytest.approx(code.uniform_bits, rel=1e-12)
@@ -480,7 +482,7 @@ def test_a_uniform_predictor_compresses_exactly_once(examples: int, classes: int
 
 
 def test_a_perfect_predictor_pays_for_the_first_block_alone() -> None:
-    code = code_length(8000, 4, lambda begin, end: np.zeros(1))
+    code = code_length(block_ends(8000), 4, lambda begin, end: np.zeros(1))
     assert code.bits[0] == 8 * 2
     assert code.compression[0] == 1000
 

@@ -8,21 +8,31 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from probing import problem
 from sklearn.linear_model import LogisticRegression
 
 import bertvision
 from bertvision.errors import InputError
+from bertvision.pipelines.readouts import targets
 from bertvision.pipelines.readouts.inputs import read_inputs
 from bertvision.pipelines.readouts.options import ProbeOptions
+from bertvision.pipelines.readouts.probe import Inputs
 from bertvision.pipelines.readouts.probe_data import read_data
+from bertvision.pipelines.readouts.probe_measures import online_code
 from bertvision.pipelines.readouts.probe_results import ProbeFile
-from bertvision.pipelines.readouts.targets import SPAN_POOLINGS, TargetSplit, check_span_poolings
+from bertvision.pipelines.readouts.targets import (
+    SPAN_POOLINGS,
+    TargetSplit,
+    check_span_poolings,
+    span_tokens,
+)
 from bertvision.pipelines.tasks.data import Target, TaskConfig
 from bertvision.pipelines.tasks.spans import SpanSentence, SpansTask
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.tasks.treebank import words_of_tokens
 from bertvision.pipelines.workspace.creation import feature_workspace
-from bertvision.pipelines.workspace.dataset import Dataset, add_dataset
+from bertvision.pipelines.workspace.dataset import Dataset, add_dataset, planned_dataset
 from bertvision.pipelines.workspace.snapshots import workspace_tokenizer
 from bertvision.pipelines.workspace.workspace import Workspace
 
@@ -212,5 +222,73 @@ def test_what_is_of_windows_or_of_sentences_is_refused_of_words(space: Workspace
     words = {"all": [SpanSentence("line 1", ("in", "rome"), ())]}
     data = Dataset(**{**vars(space.dataset("arcs")), "_items": words})
     tokenizer = workspace_tokenizer(space)
-    with pytest.raises(InputError, match="has no labelled words"):
+    with pytest.raises(InputError, match="arcs has no labels"):
         read_data(data, ProbeOptions(folds=2), lambda: tokenizer)
+
+
+def test_a_label_that_training_lacks_counts_as_wrong(tiny_bert: Path, tmp_path: Path) -> None:
+    """A number in dev, whose label no training has, beside a test without labels."""
+    made = feature_workspace(tmp_path / "ws", str(tiny_bert))
+    (tmp_path / "parted").mkdir()
+    for split, count in (("train", 12), ("dev", 4), ("test", 2)):
+        lines = []
+        for i in range(count):
+            words = ["anna", "was", "in", ("rome", "berlin")[i % 2], str(1901 + i)]
+            labels = ["N", "F", "F", "N", *(["NUM"] if split == "dev" else [])]
+            named = enumerate([] if split == "test" else labels)
+            targets = [{"span1": [k, k + 1], "label": label} for k, label in named]
+            lines.append({"tokens": words, "targets": targets})
+        write(tmp_path / "parted" / f"{split}.jsonl", lines)
+    add_dataset(made.root, "spans", str(tmp_path / "parted"))
+    bertvision.probe(
+        *("parted",),
+        **{"layers": "1", "solver": "lbfgs", "weight_decays": "1e-4", "control": True},
+        **{"workspace": made.root, **EXACT},
+    )
+    (path,) = (made.root / "probes/parted").glob("0e-mean-*.json")
+    file = ProbeFile.read(path)
+    assert file.examples["scored"] == 4 * 5
+    assert file.probes[0].accuracy == 80
+    assert file.classes == ["F", "N"]
+
+
+def test_the_online_code_sends_sentences_as_a_whole() -> None:
+    clusters = [str(i // 3) for i in range(90)]
+    labels = np.arange(90) % 3
+    features = Inputs(torch.from_numpy(np.eye(3, dtype=np.float32)[labels][:, None]))
+    options = ProbeOptions(max_epochs=4)
+    rows, held_out = torch.arange(60), torch.arange(60, 90)
+    code = online_code(problem(features, labels, options), rows, held_out, clusters)
+    assert code.ends == [3, 6, 9, 15, 30, 60]
+
+
+def test_spans_that_overlap_take_no_more_memory_than_a_part(
+    space: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, examples = data_of(space, "arcs", folds=2)
+    assert examples.spans is not None
+    split = TargetSplit(space, "0e", "arcs", "all", "mean", examples.spans["all"])
+    whole = split.features()
+    gathered: list[int] = []
+    pool = targets.pool_numpy
+
+    def counting(states: np.ndarray, *rest: Any) -> np.ndarray:
+        gathered.append(len(states))
+        return pool(states, *rest)
+
+    monkeypatch.setattr(targets, "pool_numpy", counting)
+    monkeypatch.setattr(targets, "_TOKENS_AT_ONCE", 4)
+    np.testing.assert_array_equal(split.features(), whole)
+    assert max(gathered) <= 4 + int(split.spans.length.max())
+
+
+def test_a_word_that_the_window_cuts_is_no_word(tiny_bert: Path, tmp_path: Path) -> None:
+    made = feature_workspace(tmp_path / "ws", str(tiny_bert))
+    words = ["in"] * 12 + ["annaromefounded"]
+    tokenizer = workspace_tokenizer(made)
+    assert len(tokenizer.tokenize(words[-1])) > 2
+    spans = [{"span1": [k, k + 1], "label": str(k)} for k in (0, 12)]
+    path = str(write(tmp_path / "cut.jsonl", [{"tokens": words, "targets": spans}]))
+    for length, whole in ((16, [True, False]), (32, [True, True])):
+        data = planned_dataset(made.root, "spans", path, max_length=length)
+        assert span_tokens(data, "all", tokenizer).whole.tolist() == whole

@@ -55,7 +55,7 @@ class Keep(NamedTuple):
             InputError: It is none, or would keep all tokens.
         """
         match = _RULE.fullmatch(text) if isinstance(text, str) else None
-        if match is None or match[0] == "every:1":
+        if match is None or match[0] in ("every:1", "from", "every", "all", "none"):
             raise InputError(
                 f"keep is {text!r}: give completion, from:N with N from 1 on (all but the first N "
                 "tokens), every:N with N from 2 on (one token of N), or the name of a mask field; "

@@ -50,11 +50,18 @@ class Hdf5File(Source):
         shapes: dict[str, tuple[int, ...]] = {}
         self.longest, self._groups = 0, set[str]()
         with _opened(path) as file:
+            if any(not isinstance(name, str) for name in file):
+                raise InputError(f"{path} has a name that is not UTF-8: name its data sets anew")
             for name in sorted(file, key=_order):
                 try:
                     there = _member(f"{path}: {name}", file, name)
                     if hasattr(there, "keys"):
                         states = _member(f"{path}: {name}/{_STATES}", there, _STATES)
+                        if len(getattr(states, "shape", ())) not in (2, 3):
+                            raise InputError(
+                                f"{path}: {name}/{_STATES} must be a data set (tokens, hidden) or "
+                                "(tokens, layers, hidden)"
+                            )
                         self._groups.add(name)
                         self.longest = max(self.longest, *states.shape[:1])
                     elif there.dtype.kind != "f":
@@ -156,6 +163,8 @@ def _member(name: str, group: Any, key: str) -> Any:
         raise InputError(f"{name} is a type and holds no values: remove it")
     if isinstance(there, h5py.Dataset) and (there.external or there.is_virtual):
         raise InputError(f"{name} has its values in other files: copy them into this one")
+    if isinstance(there, h5py.Dataset) and there.shape is None:
+        raise InputError(f"{name} is empty and has no shape: remove it")
     if isinstance(there, h5py.Dataset) and there.size:
         stored = there.id.get_storage_size()
         if there.nbytes > _MOST_UNPACKED * stored:

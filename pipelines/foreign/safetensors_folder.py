@@ -144,6 +144,8 @@ class _Npz:
         self._members = {
             member.filename.removesuffix(".npy"): member for member in archive.infolist()
         }
+        if len(self._members) < len(archive.infolist()):
+            raise InputError(f"{archive.filename} has two arrays of one name: write it again")
         self._archive = archive
 
     def keys(self) -> list[str]:

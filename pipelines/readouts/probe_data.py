@@ -70,7 +70,8 @@ class ProbeData:
     sizes: dict[str, int]
     """Examples of each split that is used, in order."""
     labels: Rows
-    """(examples,) index of the class; −1 where there is none."""
+    """(examples,) index of the class; −1 where there is none, the number of classes where it is one
+    that training lacks."""
     texts: list[str]
     """(examples,) the sentence, or both of a pair; of words themselves. Control tasks give equal
     ones the same label."""
@@ -243,7 +244,12 @@ def _of_targets(dataset: Dataset, split: str, options: ProbeOptions, tokenizer: 
     items = dataset.items(split)
     targets = [(item, target) for item in items for target in dataset.task.targets(item)]
     chosen = [targets[row] for row in rows]
-    labels = np.array([number.get(target.label, -1) for _, target in chosen], np.int64)
+    # a label that training lacks can never be told, and counts as wrong
+    unknown = len(number) if split != "train" and "train" in dataset.splits else -1
+    labels = np.array(
+        [number.get(target.label, unknown) if target.label else -1 for _, target in chosen],
+        np.int64,
+    )
     words = [
         "\t".join(" ".join(item.words[a:b]) for a, b in target.spans) for item, target in chosen
     ]

@@ -22,6 +22,7 @@ from bertvision.pipelines.readouts.batched import Bools, Floats, Ints
 from bertvision.pipelines.readouts.directions import class_means
 from bertvision.pipelines.readouts.probe import Inputs, Problem
 from bertvision.pipelines.readouts.probe_data import ProbeData
+from bertvision.pipelines.uncertainty import cluster_numbers
 
 FRACTIONS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.0625, 0.125, 0.25, 0.5, 1.0)
 """Parts of the training examples at which blocks of the online code end; section 4 of the paper."""
@@ -73,9 +74,9 @@ class _Record(BaseModel):
 class ControlRecord(_Record):
     """Scores of a probe on its control task, all in per cent.
 
-    A control task has labels that can only be memorised. For tasks of words it gives every word
-    type a random label; here, for sentences, every distinct sentence (or pair) gets one, drawn from
-    the distribution of the real labels. Almost every sentence of a test split is a new type, about
+    A control task has labels that can only be memorised: every word type gets a random label, and
+    of sentences every distinct sentence (or pair), drawn from the distribution of the real labels.
+    Almost every sentence of a test split is a new type, about
     whose label the training says nothing: what a probe can memorise shows in its accuracy on the
     training examples, which is therefore kept as well, with the share of new types.
     """
@@ -102,7 +103,8 @@ def measure_control(
         epochs: (folds, inputs) epochs of these.
         accuracy: (inputs,) accuracy of these, in per cent.
     """
-    random = control_labels(data.texts, data.labels, problem.options.seed)
+    known = np.where(data.labels < len(data.classes), data.labels, -1)
+    random = control_labels(data.texts, known, problem.options.seed)
     control = replace(problem, labels=problem.rows(random))
     right = np.zeros(problem.inputs.count)
     memorised, unseen = [], []
@@ -183,24 +185,25 @@ def block_ends(examples: int) -> list[int]:
 
 
 def code_length(
-    examples: int, classes: int, block_bits: Callable[[int, int], Floats]
+    ends: list[int], classes: int, block_bits: Callable[[int, int], Floats]
 ) -> OnlineCode:
     """Length of the online code: n₁ log₂ K + Σ −log₂ p(block i + 1 | blocks up to i).
 
     Args:
-        examples: n.
+        ends: Ends of the blocks, the last of which is n.
         classes: K.
         block_bits: (inputs,) bits of the labels of a block, given by its begin and end, from a
             model of all labels before it.
     """
-    ends = block_ends(examples)
     bits = np.array([ends[0] * np.log2(classes)])
     for begin, end in zip(ends, ends[1:], strict=False):
         bits = bits + block_bits(begin, end)
-    return OnlineCode(bits, float(examples * np.log2(classes)), ends)
+    return OnlineCode(bits, float(ends[-1] * np.log2(classes)), ends)
 
 
-def online_code(problem: Problem, rows: Tensor, held_out: Tensor) -> OnlineCode:
+def online_code(
+    problem: Problem, rows: Tensor, held_out: Tensor, clusters: Sequence[str] | None = None
+) -> OnlineCode:
     """Code the labels of the training examples with probes on every input.
 
     Each block's probe is stopped and its weight decay chosen by the loss of the held-out examples,
@@ -212,10 +215,20 @@ def online_code(problem: Problem, rows: Tensor, held_out: Tensor) -> OnlineCode:
         problem: All examples of the data.
         rows: Numbers of the training examples; they are sent in an order that the seed draws.
         held_out: Numbers of the held-out examples.
+        clusters: (examples,) cluster of each of all examples, which are sent as a whole, such as
+            the words of a sentence; None sends examples.
     """
     options = problem.options
     shuffle = torch.Generator().manual_seed(options.seed)
-    order = rows[torch.randperm(len(rows), generator=shuffle).to(rows.device)]
+    ends = block_ends(len(rows))
+    if clusters is None:
+        order = rows[torch.randperm(len(rows), generator=shuffle).to(rows.device)]
+    else:
+        own = cluster_numbers([clusters[row] for row in rows.tolist()])
+        turn = torch.randperm(int(own.max()) + 1, generator=shuffle).numpy()[own]
+        order = rows[torch.from_numpy(np.argsort(turn, kind="stable")).to(rows.device)]
+        whole = np.cumsum(np.bincount(turn))
+        ends = sorted({int(whole[np.searchsorted(whole, end)]) for end in ends})
     most_steps = options.max_epochs * math.ceil(len(rows) / options.batch_size)
 
     def block_bits(begin: int, end: int) -> Floats:
@@ -230,7 +243,7 @@ def online_code(problem: Problem, rows: Tensor, held_out: Tensor) -> OnlineCode:
         probes = seen.train(known, held_out, "loss").parameters
         return np.asarray(-seen.log_likelihoods(probes, sent).sum(axis=1) / np.log(2))
 
-    return code_length(len(rows), problem.classes, block_bits)
+    return code_length(ends, problem.classes, block_bits)
 
 
 class InlpRecord(_Record):
@@ -318,8 +331,10 @@ def measure_mdl(problem: Problem, data: ProbeData) -> list[MdlRecord]:
         problem: All examples of the data.
         data: Labels and folds.
     """
-    rows, held_out, _ = map(problem.rows, data.folds[0])
-    code = online_code(problem, rows, held_out)
+    rows, held_out, _ = data.folds[0]
+    known = held_out[data.labels[held_out] < len(data.classes)]
+    sentences = None if data.spans is None else data.clusters
+    code = online_code(problem, problem.rows(rows), problem.rows(known), sentences)
     return [
         MdlRecord(bits=b, uniform_bits=code.uniform_bits, compression=c, ends=code.ends)
         for b, c in zip(code.bits.tolist(), code.compression.tolist(), strict=True)

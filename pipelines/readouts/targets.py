@@ -18,7 +18,7 @@ from bertvision.pipelines.extraction.pooled_split import PooledSplit
 from bertvision.pipelines.poolings import TokenPooling, pool_numpy
 from bertvision.pipelines.reading import StoredName
 from bertvision.pipelines.tasks.task import Task
-from bertvision.pipelines.tasks.treebank import NO_WORD, words_of_tokens
+from bertvision.pipelines.tasks.treebank import NO_WORD, is_cut, words_of_tokens
 from bertvision.pipelines.workspace.dataset import Dataset
 
 Ints = npt.NDArray[np.int64]
@@ -77,7 +77,7 @@ def span_tokens(dataset: Dataset, split: str, tokenizer: Any) -> SpanTokens:
         tokenizer: Tokenizer of the encoder.
 
     Raises:
-        InputError: no target is labelled.
+        WorkspaceError: the source is gone or not what it was.
     """
     items = dataset.items(split)
     windows = dataset.windows(split, tokenizer)
@@ -93,6 +93,11 @@ def span_tokens(dataset: Dataset, split: str, tokenizer: Any) -> SpanTokens:
         begins = np.searchsorted(word_of[seen], numbers)
         ends = np.searchsorted(word_of[seen], numbers, side="right")
         there = begins < ends
+        offsets = windows.offset_mapping[begin : begin + n]
+        if len(seen) and is_cut(item.text, offsets, dataset.config.max_length):
+            # of the last word the window may hold the beginning alone
+            last = int(word_of[seen[-1]])
+            there[last] &= int(offsets[:, 1].max()) >= len(" ".join(item.words[: last + 1]))
         first, behind = np.append(seen, 0)[begins], seen[ends - 1] + 1 if len(seen) else ends
         for target in targets:
             window.append(row)
@@ -102,9 +107,7 @@ def span_tokens(dataset: Dataset, split: str, tokenizer: Any) -> SpanTokens:
                     for a, b in target.spans
                 ]
             )
-    if not window:
-        raise InputError(f"{split} of {dataset.name or dataset.task.name} has no labelled words")
-    of_targets = np.array(places, np.int64)
+    of_targets = np.array(places or np.empty((0, 1, 2)), np.int64)
     return SpanTokens(
         windows.n_tokens.astype(np.int64),
         np.array(window, np.int64),
@@ -172,11 +175,15 @@ class TargetSplit(PooledSplit):
             states = self.stored.read(part, layers).decode().numpy()
             begins = np.cumsum(plan.n_tokens[part], dtype=np.int64) - plan.n_tokens[part]
             start = begins[np.searchsorted(part, example[rows])]
-            vectors = [
-                self._pooled(states, start + spans.first[rows, i], spans.length[rows, i])
-                for i in range(spans.first.shape[1])
-            ]
-            yield rows, np.concatenate(vectors, axis=-1)
+            # spans may overlap, and take more tokens than the windows have
+            gathered = np.cumsum(spans.length[rows].sum(axis=1)) // _TOKENS_AT_ONCE
+            for some in np.split(np.arange(len(rows)), np.flatnonzero(np.diff(gathered)) + 1):
+                chosen = rows[some]
+                first, length = start[some, None] + spans.first[chosen], spans.length[chosen]
+                vectors = [
+                    self._pooled(states, first[:, i], length[:, i]) for i in range(first.shape[1])
+                ]
+                yield chosen, np.concatenate(vectors, axis=-1)
 
     def _pooled(
         self, states: npt.NDArray[np.float32], first: Ints, count: Ints

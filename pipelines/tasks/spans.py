@@ -9,13 +9,14 @@ such as arcs, coreference and relations.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
 import pyarrow as pa
 
-from bertvision.errors import InputError
+from bertvision.errors import InputError, counted
 from bertvision.pipelines.tasks.data import Sentence, Target, TaskConfig, TaskData
 from bertvision.pipelines.tasks.features import FeaturesTask
 from bertvision.pipelines.tasks.sentences.task import sentence_windows
@@ -30,6 +31,7 @@ from bertvision.pipelines.tasks.tables import (
 )
 from bertvision.pipelines.tasks.windows import Windows
 
+log = logging.getLogger(__name__)
 _HINT = "give a text (or a list tokens), and a list targets of objects with span1 and label"
 _LAYOUTS = tuple(
     Layout(
@@ -97,8 +99,13 @@ class SpansTask(FeaturesTask):
                 f"{source}: some targets have a span2 and others none: give them in two files, "
                 "which are two data sets"
             )
-        labels = tuple(sorted({target.label for target in targets}))
-        return replace(data, classes=config.classes or labels)
+        known = config.classes or tuple(sorted({target.label for target in targets}))
+        if unknown := sum(target.label not in known for target in targets):
+            log.warning(
+                "%s of %s in %s have labels that the training data lack: they count as wrong",
+                *(f"{unknown:,}", counted(len(targets), "target"), split),
+            )
+        return replace(data, classes=known)
 
     def windows(self, items: Sequence[SpanSentence], tokenizer: Any, config: TaskConfig) -> Windows:
         """One window for each sentence, in their order."""

@@ -181,6 +181,8 @@ class Dataset:
             self.source(split), origin, self.config, name, positions=positions
         )
         self._check_digest(split, digest)
+        if lacking := next((x.id for x in self.items(split) if x.id not in values), None):
+            raise InputError(f"column {name!r}: {lacking} of {split} has no value that can be read")
         return [values[item.id] for item in self.items(split)]
 
     def keep(self) -> bool:

@@ -30,6 +30,7 @@ has not is refused; where training has scores, so is one that is no number.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -348,8 +349,9 @@ class LabelledTask(SentenceTask):
             split: Split of the source.
             config: Settings of the task.
             name: Name of the column.
-            positions: Whether numbers are positions of characters in the text as the file has it;
-                they become positions in the sentence, which has no white space before it.
+            positions: Whether values point to characters: numbers are positions in the text as the
+                file has it, and become positions in the sentence, which has no white space before
+                it; of a file without types a text of digits is one, unless it stands in the text.
 
         Returns:
             The value of each row by its id, and the digest of the file.
@@ -357,12 +359,10 @@ class LabelledTask(SentenceTask):
         Raises:
             InputError: the file is missing or malformed, or has no such column.
         """
+        typed = ".jsonl" in find_file(source, _OWN.get(split, ()), self.name).suffixes
 
         def shifted(raw: RawSentence) -> RawSentence:
-            value, before = raw.extra["other"], len(raw.text) - len(raw.text.lstrip())
-            is_number = isinstance(value, int) or (isinstance(value, str) and value.isdecimal())
-            if before and is_number and not isinstance(value, bool):
-                raw.extra["other"] = type(value)(int(value) - before)
+            raw.extra["other"] = _position(raw.extra["other"], raw.text, typed=typed)
             return raw
 
         rows, digest = self._rows(source, split, config, name, shifted if positions else None)
@@ -380,6 +380,31 @@ class LabelledTask(SentenceTask):
         path = find_file(source, _OWN.get(split, ()), self.name)
         table = read_table(path, columns.layout, forms=FORMS)
         return sentence_rows(table, skip_bad=config.skip_bad, check=check), table.sha256
+
+
+def _position(value: Any, text: str, *, typed: bool) -> Any:
+    """A value that points into a text: a position in it, counted without white space before it.
+
+    Args:
+        value: Value of the column.
+        text: Text as the file has it.
+        typed: Whether the file tells numbers from texts.
+
+    Raises:
+        InputError: a number is outside of the text, or may be a part of it.
+    """
+    is_digits = isinstance(value, str) and re.fullmatch("[0-9]{1,9}", value) and not typed
+    if is_digits and value in text:
+        raise InputError(
+            f"{value!r} may be a position, or a part of {text!r:.60}: write JSON lines, where "
+            f'{value} is a position and "{value}" a part'
+        )
+    position = int(value) if is_digits else value
+    if not isinstance(position, int) or isinstance(position, bool):
+        return position
+    if not 0 <= position < len(text):
+        raise InputError(f"{value!r}: the text has the characters 0 to {len(text) - 1}")
+    return position - (len(text) - len(text.lstrip()))
 
 
 def with_columns(task: Task, config: TaskConfig) -> TaskConfig:

@@ -112,17 +112,11 @@ def pointed_tokens(
 
 def _character(text: str, value: Any, where: str) -> int:
     """The position of the character that a value points to; of a part of the text its last."""
-    number = re.fullmatch(r"\d+", value) if isinstance(value, str) else None
     if isinstance(value, int) and not isinstance(value, bool):
-        position = value
-    elif number and value not in text:
-        position = int(value)
-    elif number:
-        raise InputError(
-            f"{where} may be a position, or stand for itself in the text: write JSON lines, where "
-            f'{value} is a position and "{value}" a part of the text'
-        )
-    elif isinstance(value, str) and value.strip():
+        if not 0 <= value < len(text):
+            raise InputError(f"{where}: the text has the characters 0 to {len(text) - 1}")
+        return value
+    if isinstance(value, str) and value.strip():
         part = re.escape(value.strip())
         matches = [*re.finditer(rf"(?<!\w){part}(?!\w)", text)] or [*re.finditer(part, text)]
         if len(matches) != 1:
@@ -131,11 +125,7 @@ def _character(text: str, value: Any, where: str) -> int:
                 "there once, or the position of a character"
             )
         return matches[0].end() - 1
-    else:
-        raise InputError(f"{where}: give the position of a character, or a part of the text")
-    if not 0 <= position < len(text):
-        raise InputError(f"{where}: the text has the characters 0 to {len(text) - 1}")
-    return position
+    raise InputError(f"{where}: give the position of a character, or a part of the text")
 
 
 def _joined(parts: list[npt.NDArray[Any]], empty: tuple[int, ...] = (0,)) -> npt.NDArray[Any]:
