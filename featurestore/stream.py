@@ -3,9 +3,10 @@
 A few threads read the examples of the next batches straight from the shard files into the batches'
 memory (the reads release the GIL, so worker processes would only add copies). A shard is opened a
 little before it is first needed, which lets the system bring it near in one sequential read: the
-shuffle buffer is the system's own file cache, and the loader's memory is a few batches. What comes
-when is decided by a sampler, whatever the threads do; so the position of a stream is its epoch and
-batch, and nothing else needs saving.
+shuffle buffer is the system's own file cache, and the loader's memory is a few batches; of small
+examples, such as pooled states, it is the split as it is stored, up to 256 MB. What comes when is
+decided by a sampler, whatever the threads do; so the position of a stream is its epoch and batch,
+and nothing else needs saving.
 """
 
 from __future__ import annotations
