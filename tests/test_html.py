@@ -122,6 +122,7 @@ def test_store_snapshot_and_split_say_what_they_hold(tmp_path: Path) -> None:
         "layers": "0, 1, 2",
         "hidden size": "16",
         "encoding": "float32",
+        "tokens kept": "all",
         "labels": "start_positions",
         "complete": "yes",
     }

@@ -197,7 +197,7 @@ def test_poolings_of_stored_tokens_are_those_of_each_window_alone(
 
 def test_a_pooled_split_and_unknown_poolings_are_refused(tmp_path: Path) -> None:
     split = Made(LENGTHS).write(tmp_path)
-    with pytest.raises(UnknownNameError, match="no pooling 'median': there are cls, sep, mean"):
+    with pytest.raises(UnknownNameError, match="--pool 'median': choose cls, sep, mean"):
         pool_split(split, ["median"])  # type: ignore[list-item]
     with pytest.raises(InputError, match="name at least one, each once"):
         pool_split(split, ["mean", "mean"])

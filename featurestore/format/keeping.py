@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bertvision.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 KEEP = "keep"
 """Name of the rule in a split's provenance."""
@@ -81,6 +82,8 @@ class Keep(NamedTuple):
         Raises:
             InputError: There is no such field, or it is no mask.
         """
+        import numpy as np  # rules are read where nothing is computed
+
         n = np.asarray(lengths, np.int64)
         if self.number:
             positions = np.arange(n.sum()) - np.repeat(np.cumsum(n) - n, n)
@@ -115,6 +118,8 @@ def kept_positions(
         keep: (tokens,) whether each is kept.
         lengths: (examples,) tokens of each.
     """
+    import numpy as np
+
     n = lengths.astype(np.int64)
     positions = np.arange(len(keep)) - np.repeat(np.cumsum(n) - n, n)
     return positions[keep].astype(np.int32)
