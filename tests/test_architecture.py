@@ -43,7 +43,7 @@ def imported(source: str, known: set[str]) -> Iterator[str]:
 
 @cache
 def graph() -> dict[str, set[str]]:
-    """What every module imports."""
+    """The imports of every module."""
     known = modules()
     return {
         name: set(imported(path.read_text(), set(known))) - {name} for name, path in known.items()

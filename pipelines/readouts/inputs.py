@@ -10,7 +10,6 @@ from typing import TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from bertvision.errors import WorkspaceError
 from bertvision.featurestore.format.layout import EncodingName
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.storage.lock import exclusive
@@ -18,7 +17,6 @@ from bertvision.pipelines.extraction.features import ensure_features
 from bertvision.pipelines.extraction.layers import LayerChoice, Layers, needed_layers
 from bertvision.pipelines.extraction.pooled_split import PooledSplit
 from bertvision.pipelines.poolings import TokenPooling
-from bertvision.pipelines.workspace.dataset import Dataset
 from bertvision.pipelines.workspace.workspace import Workspace
 
 Float32s = npt.NDArray[np.float32]
@@ -102,26 +100,6 @@ def read_inputs(pooled: PooledSplit, inputs: Sequence[Layers]) -> Float32s:
     for rows, read in pooled.blocks(layers):
         values[rows] = end_to_end(read, layers, inputs)
     return values
-
-
-def check_unchanged(dataset: Dataset, split: str, sha256: str) -> None:
-    """Refuse data that are no longer those that were added to the workspace.
-
-    Args:
-        dataset: An added data set.
-        split: A split of it.
-        sha256: Digest of its files as they are now.
-
-    Raises:
-        WorkspaceError: the files changed.
-    """
-    recorded = dataset.data[split]
-    if sha256 != recorded.sha256:
-        raise WorkspaceError(
-            f"{recorded.source} changed since it was added to {dataset.root} (sha256 "
-            f"{sha256[:12]}…, recorded {recorded.sha256[:12]}…): put the old files back, or use "
-            "another --workspace"
-        )
 
 
 def end_to_end(values: Float32s, layers: Sequence[int], inputs: Sequence[Layers]) -> Float32s:

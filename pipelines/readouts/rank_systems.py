@@ -27,7 +27,6 @@ from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.precision import device, resolve_precision
 from bertvision.pipelines.readouts.inputs import (
     Extraction,
-    check_unchanged,
     ensure_inputs,
     locked,
     read_inputs,
@@ -269,7 +268,7 @@ def _job(workspace: Workspace, name: str, scorers: Sequence[str], training: Rank
     if not isinstance(dataset.task, WikiqaTask):
         raise InputError(f"{name} has nothing to rank: the ranking task is wikiqa")
     data = read_ranking(dataset.data[SPLITS[0]].source)
-    check_unchanged(dataset, SPLITS[0], data.sha256)
+    dataset.check_unchanged(SPLITS[0], data.sha256)
     for line in data.skipped:
         log.warning("left out %s", line)
     there = {pair.part for pair in data.pairs}

@@ -27,7 +27,7 @@ from bertvision.pipelines.readouts.batched import (
     Readout,
     train_patiently,
 )
-from bertvision.pipelines.readouts.inputs import Float32s, check_unchanged
+from bertvision.pipelines.readouts.inputs import Float32s
 from bertvision.pipelines.readouts.options import SimilarityOptions
 from bertvision.pipelines.results.columns import grouped
 from bertvision.pipelines.tasks.data import Sentence
@@ -130,7 +130,7 @@ def read_parts(dataset: Dataset, dev_fraction: float) -> SimilarityParts:
         )
     name = dataset.task.name
     data = read_similarity(name, dataset.data[SPLIT].source)
-    check_unchanged(dataset, SPLIT, data.sha256)
+    dataset.check_unchanged(SPLIT, data.sha256)
     parts = grouped(data.pairs, attrgetter("part"))
     scored_part = "test" if "test" in parts else "dev"
     if "dev" not in parts or scored_part == "dev":

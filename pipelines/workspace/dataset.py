@@ -102,14 +102,23 @@ class Dataset:
             data = self.task.read(self.source(split), origin, self.config)
         except InputError as error:
             raise WorkspaceError(f"split {split!r} cannot be read again: {error}") from error
-        self._check_digest(split, data.sha256)
+        self.check_unchanged(split, data.sha256)
         out = {*recorded.misfits, *recorded.shared}
         items = [item for item in data.items if item.id not in out] if out else data.items
         if self.finetune is None:
             return items
         return select_items(items, split, self.config, self.finetune, self.task)
 
-    def _check_digest(self, split: str, sha256: str) -> None:
+    def check_unchanged(self, split: str, sha256: str) -> None:
+        """Refuse data that are no longer those that were first read.
+
+        Args:
+            split: Name of the split.
+            sha256: Digest of its files as they are now.
+
+        Raises:
+            WorkspaceError: the files changed.
+        """
         recorded = self.data[split]
         if sha256 != recorded.sha256:
             raise WorkspaceError(
@@ -180,7 +189,7 @@ class Dataset:
         values, digest = self.task.column(
             self.source(split), origin, self.config, name, positions=positions
         )
-        self._check_digest(split, digest)
+        self.check_unchanged(split, digest)
         if lacking := next((x.id for x in self.items(split) if x.id not in values), None):
             raise InputError(f"column {name!r}: {lacking} of {split} has no value that can be read")
         return [values[item.id] for item in self.items(split)]
