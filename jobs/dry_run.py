@@ -240,7 +240,7 @@ def plan_sweep(
     """Plan `sweep`; arguments and errors are its own."""
     space = find_workspace(workspace, store)
     options, rates = with_rates(options, lr, split)
-    asked = asked_sweep(space, split=split, **given)
+    asked = asked_sweep(space, split=split, pool=options.pool, **given)
     from bertvision.pipelines.planning import plan_sweep as run
 
     plan = run(space, **asked._asdict(), rates=rates, options=options, split=split)

@@ -35,6 +35,7 @@ from bertvision.pipelines.options import LoggerName, PrecisionName
 from bertvision.pipelines.ranks import this_rank
 from bertvision.pipelines.reading import (
     Names,
+    StoredName,
     StrPath,
     Tag,
     parse_names,
@@ -53,8 +54,7 @@ from bertvision.pipelines.workspace.heads import check_head_activations, only_ta
 from bertvision.pipelines.workspace.heads import trained_on as trained_where
 from bertvision.pipelines.workspace.job_options import TrainOptions
 from bertvision.pipelines.workspace.reproduce import option_words
-from bertvision.pipelines.workspace.runs import Run, check_told, own_part, runs_of
-from bertvision.pipelines.workspace.selection import HEAD_TOKENS, head_split
+from bertvision.pipelines.workspace.runs import HEAD_TOKENS, Run, check_told, own_part, runs_of
 
 if TYPE_CHECKING:
     from bertvision.pipelines.prediction.evaluation import DataScores
@@ -82,7 +82,8 @@ def train(
 
     Several heads are trained in one pass. A name may carry its own part of the examples and seed,
     adapter-386-shared@f0.3@s1, and its own layers, learning rate and epochs,
-    learned-pooling@l0-6@lr0.01@e3: heads that differ in these stand beside each other. An
+    learned-pooling@l0-6@lr0.01@e3, or pooling, cls-learned-pooling@pmean: heads that differ in
+    these stand beside each other. An
     interrupted training is continued, exactly, by the same call.
 
     Examples:
@@ -162,12 +163,14 @@ def asked_training(
     runs = runs_of(parse_names(heads), [fraction], [seed])
     check_told(runs, options.distil, options.temperature, options.labels_weight)
     tag = None if checkpoint is None else parse_tag(checkpoint)
-    check_new_heads(space, runs)
+    named = options.named(runs)
+    check_new_heads(space, named)
     if tag is None:
-        stored_splits = {head_split(kind, "train") for kind in HEAD_TOKENS}
+        pools = {run.settings["pool"] for run in named if "pool" in run.settings}
+        stored_splits = {StoredName("train", t).name for t in pools or HEAD_TOKENS.values()}
         stored = (name for name, splits in space.stored().items() if stored_splits & set(splits))
         tag = only_tag(stored, "activations of train")
-    check_training_data(space, runs, tag, options.layers)
+    check_training_data(space, named, tag, options.layers)
     return runs, tag
 
 
@@ -234,7 +237,7 @@ def evaluate(
     source = source or trained_where(space, names)
     target = target or source
     for config in check_trained_heads(space, names, source).values():
-        check_head_activations(space, target, config.kind, split)
+        check_head_activations(space, target, config.tokens, split)
     from bertvision.pipelines.training.evaluate import evaluate as run
 
     rows = run(space, names, trained_on=source, tag=target, split=split, precision=precision)

@@ -22,6 +22,7 @@ from bertvision.jobs.show import (
 )
 from bertvision.pipelines.declare import DEFAULTS, Devices, StorePath, WorkspacePath, job
 from bertvision.pipelines.options import Option
+from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.ranks import this_rank
 from bertvision.pipelines.reading import (
     Names,
@@ -38,7 +39,7 @@ from bertvision.pipelines.text import fill
 from bertvision.pipelines.workspace.checks import check_new_heads, find_workspace
 from bertvision.pipelines.workspace.heads import stored_tags
 from bertvision.pipelines.workspace.job_options import TrainOptions
-from bertvision.pipelines.workspace.runs import runs_of
+from bertvision.pipelines.workspace.runs import HEAD_TOKENS, runs_of
 
 if TYPE_CHECKING:
     from bertvision.pipelines.workspace.workspace import Workspace
@@ -100,7 +101,7 @@ def sweep(
     """
     space = find_workspace(workspace, store)
     options, rates = with_rates(options, lr, split)
-    asked = asked_sweep(space, heads, trained_on, checkpoint, fractions, seeds, split)
+    asked = asked_sweep(space, heads, trained_on, checkpoint, fractions, seeds, split, options.pool)
     if rates and (devices > 1 or not this_rank().alone):
         raise InputError("--lr with several values is for one process: leave --devices out")
     from bertvision.pipelines.results.sweep import sweep as run
@@ -152,6 +153,7 @@ def asked_sweep(
     fractions: Numbers,
     seeds: int,
     split: str,
+    pool: TokenPooling | None = None,
 ) -> AskedSweep:
     """Read the arguments of a sweep, and check all that needs nothing heavy.
 
@@ -163,6 +165,7 @@ def asked_sweep(
         fractions: parts of the training examples.
         seeds: Number of trainings of each.
         split: Split that is scored.
+        pool: Pooling that heads read whose names say none.
 
     Raises:
         UnknownNameError: there is no such head, snapshot or stored split.
@@ -174,9 +177,9 @@ def asked_sweep(
     if names:
         check_new_heads(space, runs_of(names, parts, range(seeds)))
     elif space.splits():
-        kind = head_kind(space.config.task.name)
-        stored_tags(space, sources, kind, "train", "--trained-on")
-        stored_tags(space, targets, kind, split, "--checkpoint")
+        tokens = pool or HEAD_TOKENS[head_kind(space.config.task.name)]
+        stored_tags(space, sources, tokens, "train", "--trained-on")
+        stored_tags(space, targets, tokens, split, "--checkpoint")
     return AskedSweep(names, sources, targets, parts, range(seeds))
 
 

@@ -464,23 +464,24 @@ def plan_sweep(
         UnknownNameError: as of `sweep`, likewise WorkspaceError and InputError.
     """
     runs = asked_runs(workspace, heads, fractions, seeds, options, rates)
-    kinds, sources, targets = combinations(
+    groups, sources, targets = combinations(
         workspace, options.named(runs), trained_on, checkpoints, split
     )
     planned_runs: list[PlannedRun] = []
     passes = evaluations = 0
-    for kind, group in kinds.items():
-        for source in sources[kind]:
+    for tokens, group in groups.items():
+        for source in sources[tokens]:
             planned = plan_training(workspace, group, source, options)
             planned_runs += planned.runs
             passes += planned.passes
-        pairs = [(source, run) for source in sources[kind] for run in group]
+        pairs = [(source, run) for source in sources[tokens] for run in group]
         if rates:  # which of them is chosen is not known
             tuned = [p for p in pairs if unscored(workspace, [p], p[0], "tune", options.precision)]
-            evaluations += len(tuned) + len(pairs) // len(rates) * len(targets[kind])
+            evaluations += len(tuned) + len(pairs) // len(rates) * len(targets[tokens])
             continue
         evaluations += sum(
-            len(unscored(workspace, pairs, tag, split, options.precision)) for tag in targets[kind]
+            len(unscored(workspace, pairs, tag, split, options.precision))
+            for tag in targets[tokens]
         )
     return TrainingPlan(planned_runs, passes, evaluations)
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated
 
-from bertvision.errors import UnknownNameError
+from bertvision.errors import InputError, UnknownNameError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,6 +51,23 @@ def check_pooling(name: str) -> TokenPooling:
 def column_of(pooling: TokenPooling) -> str | None:
     """The column that points to the tokens of a pooling ``at:FIELD``; None of the others."""
     return pooling.removeprefix(_AT) if pooling.startswith(_AT) else None
+
+
+def check_of_texts(pooling: TokenPooling, head: str) -> None:
+    """Refuse a head whose pooling a text alone does not have.
+
+    Args:
+        pooling: Tokens that the head reads.
+        head: Name of the head, for the message.
+
+    Raises:
+        InputError: a column of the data points to them.
+    """
+    if (column := column_of(pooling)) is not None:
+        raise InputError(
+            f"{head} reads the token to which the column {column!r} of the stored data points, and "
+            "a text alone has no columns: score it on stored splits with `bertvision evaluate`"
+        )
 
 
 def file_part(pooling: TokenPooling) -> str:

@@ -197,3 +197,22 @@ def test_intervals_of_groups_are_wider_where_groups_differ() -> None:
     assert of_groups.high - of_groups.low > 4 * (plain.high - plain.low)
     nothing = share_difference(correct, correct, clusters=clusters)
     assert (nothing.value, nothing.low, nothing.high) == (0, 0, 0)
+
+
+def test_a_head_reads_the_token_to_which_a_column_points(tiny_bert: Path, tmp_path: Path) -> None:
+    """It is scored on stored splits; a text alone has no columns."""
+    root, common = tmp_path / "ws", {"precision": "32", "workspace": tmp_path / "ws"}
+    data = write(tmp_path / "rows.jsonl", rows())
+    bertvision.finetune(
+        **{"model": str(tiny_bert), "task": "csv", "train": str(data), "dev": str(data)},
+        **{"save_at": "0", "tune_fraction": 0, **common},
+    )
+    bertvision.extract("0e", pool="at:word", encoding="float32", **common)
+    (trained,) = bertvision.train("cls-last-state@pat_word", lr=0.1, epochs=40, **common)
+    assert trained.head == "cls-last-state@pat_word"
+    (row,) = bertvision.evaluate(trained.head, **common)
+    assert row.provenance["tokens"] == "at:word"
+    with pytest.raises(InputError, match=r"column 'word' .* a text alone has no columns"):
+        bertvision.Predictor.load(f"{trained.head}:0e", workspace=root)
+    with pytest.raises(InputError, match=r"column 'word' .* a text alone has no columns"):
+        bertvision.latency(trained.head, checkpoint="0e", **common)

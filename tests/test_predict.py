@@ -32,6 +32,7 @@ from bertvision.pipelines.results.rows import read_rows
 from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.tasks.registry import TASKS
 from bertvision.pipelines.tasks.task import load_task
+from bertvision.pipelines.workspace.runs import Run
 from bertvision.pipelines.workspace.workspace import Workspace
 
 WORDS = ["anna", "was", "born", "in", "1901", "who", "founded", "the", "firm", "."]
@@ -146,6 +147,38 @@ def test_classes_are_those_that_were_scored_and_those_of_the_pipeline(classes: P
     for call in ({}, {"top_k": None}, {"top_k": 2}):
         assert_same(own(pairs, **call), theirs(pairs, **call))
         assert_same(own(pairs[0], **call), theirs(pairs[0], **call))
+
+
+def test_heads_on_other_poolings_answer_what_was_scored(classes: Path, tmp_path: Path) -> None:
+    """Alone, from one pass beside the encoder's own output layer, and saved."""
+    common: dict[str, Any] = {"precision": "32", "workspace": classes}
+    bertvision.extract("1e", pool="mean,last", encoding="float32", **common)
+    bertvision.train("cls-learned-pooling", pool="mean", epochs=2, **common)
+    bertvision.train("cls-last-state@plast@l1", checkpoint="1e", **common)
+    names = ["cls-learned-pooling@pmean", "cls-last-state@plast@l1"]
+    rows = bertvision.evaluate(names, **common)
+    space = Workspace.find(classes)
+    items = space.items("dev")
+    for name, row in zip(names, rows, strict=True):
+        config = bertvision.load_head(classes / "heads" / "1e" / name).config
+        assert row.provenance["tokens"] == config.tokens
+        assert "tokens" not in config.training.model_dump()
+        (alone,) = load([name], classes)
+        said, expected = alone.answers(items), stored(classes, f"heads/1e/{name}/eval/1e")
+        labels = alone.record.task.classes
+        assert [answer["label"] for answer in said] == [labels[expected[x.id]] for x in items]
+        beside = together(load(["bert:1e", name], classes), items)[1]
+        assert np.allclose(beside.arrays["logits"], alone.logits(items).arrays["logits"], atol=1e-5)
+        alone.save_pretrained(tmp_path / name)
+        assert Predictor.from_pretrained(tmp_path / name, precision="32").answers(items) == said
+    measured = bertvision.latency(names, checkpoint="1e", windows=4, **common)
+    assert [system.name for system in measured.systems] == ["BERT", *names]
+    (row,) = bertvision.sweep("cls-learned-pooling", pool="mean", epochs=2, **common)
+    assert row.name == names[0]
+    with pytest.raises(InputError, match="reads all tokens of a window: leave the pooling mean"):
+        Run.parse("learned-pooling@pmean").tokens("span")
+    with pytest.raises(UnknownNameError, match="these heads read train-max.*--pool max`"):
+        bertvision.train("cls-last-state@pmax", checkpoint="1e", **common)
 
 
 def test_scores_are_those_that_were_scored_and_those_of_the_pipeline(

@@ -476,7 +476,7 @@ def test_layers_may_be_a_subset(space: Workspace) -> None:
         (
             lambda s: train(s, ["cls-learned-pooling"], "1e", OPTIONS),
             UnknownNameError,
-            "classification heads read train-cls, .*extract --checkpoint 1e --split train --pool "
+            "these heads read train-cls, .*extract --checkpoint 1e --split train --pool "
             "cls`.*span heads, see `bertvision heads --kind span`",
         ),
         (
@@ -627,5 +627,5 @@ def test_the_data_module_takes_a_sampler_and_resumes_with_no_other(workspace: Wo
 
 def test_every_option_of_training_is_recorded_with_the_run() -> None:
     """A record leaves out names that it does not know, so that a new option would be lost."""
-    options = {field.name for field in dataclass_fields(TrainOptions)} - {"layers"}
+    options = {field.name for field in dataclass_fields(TrainOptions)} - {"layers", "pool"}
     assert options | {"seed", "fraction"} == set(RunTraining.model_fields)

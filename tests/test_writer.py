@@ -674,14 +674,14 @@ def test_heads_of_a_task_are_not_trained_on_states_without_its_labels(
     with store.writer("1e", "train", **SHAPE) as writer:
         writer.add("a", states("a"))
     with pytest.raises(IncompleteSplitError, match="1e/train .* is still being written"):
-        head_activations(space, "1e", "span", "train")
+        head_activations(space, "1e", "all", "train")
     status = bertvision.status(workspace=root)
     assert status.growing == {"1e": ["train"]}
     assert "train (being written)" in str(status)
     with store.writer("1e", "train", **SHAPE) as writer:
         writer.finish()
     with pytest.raises(ProvenanceError, match="1e/train was written by `store.writer`"):
-        head_activations(space, "1e", "span", "train")
+        head_activations(space, "1e", "all", "train")
     assert bertvision.status(workspace=root)
 
 

@@ -38,6 +38,7 @@ from bertvision.pipelines.variants.registry import load_variants
 from bertvision.pipelines.workspace.heads import head_activations
 from bertvision.pipelines.workspace.records import BertScores, read_snapshot_info
 from bertvision.pipelines.workspace.reproduce import BERT_COMMAND
+from bertvision.pipelines.workspace.runs import HEAD_TOKENS
 from bertvision.pipelines.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -352,7 +353,7 @@ def exits(
     chosen = fitting_criteria(asked, scores=scores)
     if tolerance is not None and not scores:
         raise InputError(f"--tolerance {tolerance:g} is for scores, and {task.name} has none")
-    stored = head_activations(space, tag, kind, split)
+    stored = head_activations(space, tag, HEAD_TOKENS[kind], split)
     stored.layer_positions(layers[:-1])
     every = ",".join(fitting_criteria(None, scores=scores))
     request.settings["criterion"] = Setting(",".join(chosen), every, "-".join(chosen))

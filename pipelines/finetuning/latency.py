@@ -42,10 +42,11 @@ from bertvision.pipelines.finetuning.latency_record import (
     quantise_command,
     quantised_dir,
 )
+from bertvision.pipelines.poolings import SpecialEnds, check_of_texts, pool
 from bertvision.pipelines.precision import Precision, autocast, device, resolve_precision
 from bertvision.pipelines.progress import progress
 from bertvision.pipelines.records import write_record
-from bertvision.pipelines.tasks.windows import Batch, collate
+from bertvision.pipelines.tasks.windows import Batch, collate, special_ends
 from bertvision.pipelines.training.trained_head import LoadedHead, load_head
 from bertvision.pipelines.workspace.heads import find_head
 from bertvision.pipelines.workspace.runs import Run
@@ -219,7 +220,8 @@ def measure_latency(
     for trained_on, name in trained:
         head = load_head(find_head(workspace, trained_on, name), Run.parse(name))
         deepest = min(max(head.config.layers), workspace.config.model.num_hidden_layers)
-        answer = _with_head(head, encoder(deepest))
+        check_of_texts(head.config.tokens, name)
+        answer = _with_head(head, encoder(deepest), special_ends(snapshot.tokenizer))
         systems.append(_System(name, str(SnapshotTag(trained_on)), deepest, answer))
     seconds = _measured(systems, sample.batches, rounds, arithmetic)
     latencies = Latencies(
@@ -313,20 +315,25 @@ def _beside(place: str, snapshot: Snapshot) -> _System:
     )
 
 
-def _with_head(head: LoadedHead, model: PreTrainedModel) -> Callable[[Batch], object]:
+def _with_head(
+    head: LoadedHead, model: PreTrainedModel, special: SpecialEnds
+) -> Callable[[Batch], object]:
     """As much of the encoder as a head takes hidden states of, and the head."""
-    module = head.module.to(device())
+    module, tokens = head.module.to(device()), head.config.tokens
 
     def answer(batch: Batch) -> object:
         output = model(**batch.to(device()).text, output_hidden_states=True)
         states = [*output.hidden_states]
-        if head.config.kind == "classification":  # of [CLS] alone, and the pooler output behind
+        if tokens == "cls":  # and the pooler output behind
             states = [state[:, 0] for state in states]
             if getattr(output, "pooler_output", None) is not None:
                 states.append(output.pooler_output)
             return module(stacked(states, 1), torch.ones(len(states[0]), dtype=torch.long))
         mask = batch.attention_mask.bool()
-        return module(stacked(states, 2)[mask.to(device())], mask.sum(dim=1))
+        packed, lengths = stacked(states, 2)[mask.to(device())], mask.sum(dim=1)
+        if tokens == "all":
+            return module(packed, lengths)
+        return module(pool(packed, lengths.numpy(), tokens, special), torch.ones_like(lengths))
 
     def stacked(states: Sequence[Tensor], dim: int) -> Tensor:
         return torch.stack([states[layer] for layer in head.config.layers], dim=dim)

@@ -22,7 +22,7 @@ from bertvision.pipelines.encoders.loading import (
 )
 from bertvision.pipelines.extraction.job import check_lengths
 from bertvision.pipelines.finetuning.kept_logits import predict_logits
-from bertvision.pipelines.poolings import TokenPooling
+from bertvision.pipelines.poolings import TokenPooling, check_of_texts, pool
 from bertvision.pipelines.precision import (
     Precision,
     autocast,
@@ -34,8 +34,7 @@ from bertvision.pipelines.prediction.source import BERT
 from bertvision.pipelines.progress import progress
 from bertvision.pipelines.sharing.head import Head
 from bertvision.pipelines.tasks.task import Task
-from bertvision.pipelines.tasks.windows import Windows, collate
-from bertvision.pipelines.workspace.selection import HEAD_TOKENS
+from bertvision.pipelines.tasks.windows import Windows, collate, special_ends
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -53,6 +52,9 @@ class Backbone:
         heads: Heads by the name of their run.
         owns: Whether the own output layer of the encoder is among the members.
         precision: Arithmetic of the encoder and the heads: auto, 32 or bf16.
+
+    Raises:
+        InputError: A head reads the token to which a column points.
     """
 
     def __init__(
@@ -74,17 +76,20 @@ class Backbone:
         self._longest = dimensions(model.config, tokenizer).max_length
         self._padding = pad_id(tokenizer, model.config)
         self._tried = 0  # tokens of the longest window that the encoder was tried with
+        self._special = special_ends(tokenizer)
         base = cast("PreTrainedModel", model.base_model)
         self._together = owns and bool(heads) and can_pack(base)
         self._encoder: Encoder | None = None
+        for name, head in heads.items():
+            check_of_texts(head.config.tokens, name)
         if heads and not self._together:
             layers: dict[TokenPooling, set[int]] = {}
             for head in heads.values():
-                layers.setdefault(_tokens(head), set()).update(head.config.layers)
+                layers.setdefault(head.config.tokens, set()).update(head.config.layers)
             self._layers = {tokens: sorted(layers[tokens]) for tokens in sorted(layers)}
             # it is cut and cast there, and has to stay whole where its output layer answers too
             encoder = copy.deepcopy(base) if owns else base
-            self._encoder = Encoder(encoder, self._layers, self.precision)
+            self._encoder = Encoder(encoder, self._layers, self.precision, special=self._special)
 
     def logits(
         self, windows: Windows, members: Mapping[str, Task], desc: str | None
@@ -131,7 +136,7 @@ class Backbone:
                 lengths = torch.from_numpy(windows.n_tokens[rows].astype(np.int64))
                 states = dict(zip(self._layers, self._encoder(windows, rows), strict=True))
                 for name, task in members.items():
-                    tokens = _tokens(self.heads[name])
+                    tokens = self.heads[name].config.tokens
                     made.add(
                         *(name, task, rows, lengths),
                         self._answer(name, states[tokens], self._layers[tokens], lengths),
@@ -164,13 +169,16 @@ class Backbone:
                         cls.append(pooler(output.hidden_states[-1]).float())
                 real, lengths = batch.attention_mask.bool(), batch.attention_mask.sum(1).cpu()
                 states: dict[TokenPooling, Tensor] = {"cls": torch.stack(cls, dim=1)}
-                if any(_tokens(self.heads[name]) == "all" for name in members if name != BERT):
+                read = {self.heads[name].config.tokens for name in members if name != BERT}
+                if read - {"cls"}:
                     states["all"] = torch.stack([state[real] for state in layers], dim=1)
+                for pooling in read - {"cls", "all"}:
+                    states[pooling] = pool(states["all"], lengths.numpy(), pooling, self._special)
                 for name, task in members.items():
                     if name == BERT:
                         made.add(name, task, rows, lengths, output)
                         continue
-                    given = states[_tokens(self.heads[name])]
+                    given = states[self.heads[name].config.tokens]
                     answer = self._answer(name, given, range(given.shape[1]), lengths)
                     made.add(name, task, rows, lengths, answer)
                 done += len(rows)
@@ -185,7 +193,7 @@ class Backbone:
         places = [list(layers).index(layer) for layer in config.layers]
         if places != list(range(states.shape[1])):
             states = states[:, places]
-        if _tokens(head) == "cls":
+        if head.config.tokens != "all":
             lengths = torch.ones_like(lengths)
         dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         with autocast(precision, where):
@@ -229,8 +237,3 @@ class _Gathered:
             member: {name: np.concatenate(parts) for name, parts in arrays.items()}
             for member, arrays in self._parts.items()
         }
-
-
-def _tokens(head: Head) -> TokenPooling:
-    """Tokens of a window that a head reads."""
-    return HEAD_TOKENS[head.config.kind]

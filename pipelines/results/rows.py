@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 from bertvision.featurestore.format.names import SnapshotTag
+from bertvision.pipelines.reading import StoredName
 from bertvision.pipelines.records import leaving_out, read_record
 from bertvision.pipelines.results.columns import Column, grouped, marked
 from bertvision.pipelines.results.results import Result, read_results
@@ -54,7 +55,6 @@ from bertvision.pipelines.workspace.records import (
     read_run_metrics,
     read_snapshot_info,
 )
-from bertvision.pipelines.workspace.selection import head_split
 from bertvision.pipelines.workspace.snapshots import count_encoder_parameters
 from bertvision.pipelines.workspace.workspace import Workspace
 
@@ -216,7 +216,7 @@ class _Records:
     def _stored_split(self, run: Path) -> tuple[str, str]:
         """Snapshot and split of the store that a run was trained on."""
         config = read_run_config(run)
-        return config.trained_on, head_split(config.kind, "train")
+        return config.trained_on, StoredName("train", config.tokens).name
 
 
 def _sum(values: Sequence[float | int | None]) -> float | None:

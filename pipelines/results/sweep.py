@@ -16,6 +16,7 @@ from bertvision.errors import InputError, counted
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.models import Kind
 from bertvision.models.factory import describe_heads
+from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.progress import parts
 from bertvision.pipelines.ranks import this_rank
 from bertvision.pipelines.results.columns import grouped
@@ -88,26 +89,26 @@ def sweep(
     rank = this_rank()
     rank.claim_device()
     runs = options.named(own_part(asked, rank))
-    kinds, sources, targets = combinations(workspace, runs, trained_on, checkpoints, split)
+    groups, sources, targets = combinations(workspace, runs, trained_on, checkpoints, split)
     if rates:
-        for kind, tags in sources.items():
+        for tokens, tags in sources.items():
             for tag in tags:  # before anything is trained
-                head_activations(workspace, tag, kind, "tune")
-    trainings = [(group, tag) for kind, group in kinds.items() for tag in sources[kind]]
+                head_activations(workspace, tag, tokens, "tune")
+    trainings = [(group, tag) for tokens, group in groups.items() for tag in sources[tokens]]
     weights = [len(group) for group, _ in trainings]
     for (group, tag), part in zip(trainings, parts(weights, "training"), strict=True):
         log.info("train %s on %s", counted(len(group), "head"), tag)
         with part:
             train(workspace, group, tag, options)
     wanted: set[tuple[str, str, str]] = set()
-    for kind, group in kinds.items():
-        trained = [(str(source), run) for source in sources[kind] for run in group]
+    for tokens, group in groups.items():
+        trained = [(str(source), run) for source in sources[tokens] for run in group]
         if rates:
-            for tag in sources[kind]:
+            for tag in sources[tokens]:
                 own = [pair for pair in trained if pair[0] == tag]
                 _evaluate_missing(workspace, own, tag, "tune", options.precision)
             trained = best_rates(workspace, trained)
-        for tag in targets[kind]:
+        for tag in targets[tokens]:
             _evaluate_missing(workspace, trained, tag, split, options.precision)
             wanted |= {(run.name, source, tag) for source, run in trained}
     return [
@@ -173,13 +174,13 @@ def _but_for_rate(pair: tuple[str, Run]) -> tuple[Hashable, ...]:
 
 
 class Combinations(NamedTuple):
-    """Combinations of a sweep, by kind of head."""
+    """Combinations of a sweep, by the tokens that heads read."""
 
-    kinds: dict[Kind, list[Run]]
+    groups: dict[TokenPooling, list[Run]]
     """The runs."""
-    sources: dict[Kind, list[SnapshotTag]]
+    sources: dict[TokenPooling, list[SnapshotTag]]
     """Snapshots that these are trained on."""
-    targets: dict[Kind, list[SnapshotTag]]
+    targets: dict[TokenPooling, list[SnapshotTag]]
     """Snapshots that they are evaluated on."""
 
 
@@ -241,11 +242,12 @@ def combinations(
         UnknownNameError: of a snapshot that is named nothing is stored.
         InputError: nothing is stored at all.
     """
-    kinds = grouped(runs, lambda run: kind_of_run(run, workspace.config.task.name))
+    task = workspace.config.task.name
+    groups = grouped(runs, lambda run: run.tokens(kind_of_run(run, task)))
     return Combinations(
-        kinds,
-        {k: stored_tags(workspace, trained_on, k, "train", "--trained-on") for k in kinds},
-        {k: stored_tags(workspace, checkpoints, k, split, "--checkpoint") for k in kinds},
+        groups,
+        {t: stored_tags(workspace, trained_on, t, "train", "--trained-on") for t in groups},
+        {t: stored_tags(workspace, checkpoints, t, split, "--checkpoint") for t in groups},
     )
 
 

@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,7 @@ from bertvision.pipelines.files import (
     sha256_of_files,
     write_json,
 )
+from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.precision import Precision, autocast, device, head_precision
 from bertvision.pipelines.progress import progress
 from bertvision.pipelines.records import read_record, write_record
@@ -197,21 +199,23 @@ def evaluate_across(
     """
     tag = SnapshotTag(tag)
     folders: list[Path] = []
-    groups: dict[tuple[Kind, tuple[int, ...]], dict[Path, LoadedHead]] = {}
+    groups: dict[tuple[_Reads, tuple[int, ...]], dict[Path, LoadedHead]] = {}
     for trained_on, name in trained:
         run = name if isinstance(name, Run) else Run.parse(name)
         folders.append(folder := find_head(workspace, trained_on, run.name))
         head = load_head(folder, run)
         kind = kind_of_run(Run(head.config.head), workspace.config.task.name)
-        groups.setdefault((kind, head.config.layers), {})[folder] = head
-    for (kind, _), group in groups.items():  # all of them, before the first pass
-        scored = head_activations(workspace, tag, kind, split)
+        reads = _Reads(kind, head.config.tokens)
+        groups.setdefault((reads, head.config.layers), {})[folder] = head
+    for (reads, _), group in groups.items():  # all of them, before the first pass
+        scored = head_activations(workspace, tag, reads.tokens, split)
         for folder, head in group.items():
             head.check_fits(scored, folder.name)
-    _warn_of_no_threshold(workspace, {kind for kind, _ in groups}, tag, split)
+    _warn_of_no_threshold(workspace, {reads for reads, _ in groups}, tag, split)
     results: dict[Path, HeadScores] = {}
-    for (kind, _), group in groups.items():
-        results |= _evaluate(workspace, kind, group, tag, split, head_precision(precision, kind))
+    for (reads, _), group in groups.items():
+        arithmetic = head_precision(precision, reads.kind)
+        results |= _evaluate(workspace, reads, group, tag, split, arithmetic)
     return [results[folder] for folder in folders]
 
 
@@ -228,26 +232,34 @@ def is_evaluated(
     try:
         folder = find_head(workspace, trained_on, name)
         scores = read_record(_target(folder, tag, split) / "metrics.json", HeadScores, "")
-        kind = read_run_config(folder).kind
+        config = read_run_config(folder)
+        reads = _Reads(config.kind, config.tokens)
         return (
             scores.weights_sha256 == sha256_of_files([folder / "model.safetensors"])
-            and scores.precision == head_precision(precision, kind)
-            and scores.activations == _activations(_splits(workspace, kind, tag, split))
+            and scores.precision == head_precision(precision, reads.kind)
+            and scores.activations == _activations(_splits(workspace, reads, tag, split))
         )
     except (OSError, WorkspaceError, UnknownNameError):  # one that is not trained is not scored
         return False
 
 
+class _Reads(NamedTuple):
+    """Kind of heads, and the tokens that they read."""
+
+    kind: Kind
+    tokens: TokenPooling
+
+
 def _warn_of_no_threshold(
-    workspace: Workspace, kinds: Collection[Kind], tag: SnapshotTag, split: str
+    workspace: Workspace, every: Collection[_Reads], tag: SnapshotTag, split: str
 ) -> None:
     """Say that a threshold stays at 0, while that of BERT is tuned, where anything is held out."""
     if "tune" not in workspace.splits():
         return
-    for kind in kinds:
-        if "tune" in _splits(workspace, kind, tag, split):
+    for reads in every:
+        if "tune" in _splits(workspace, reads, tag, split):
             continue
-        if task_of_kind(kind, workspace.config.task.name).tunes:
+        if task_of_kind(reads.kind, workspace.config.task.name).tunes:
             warnings.warn(
                 f"the no-answer threshold of these heads stays at 0, so that they cannot be "
                 f"compared with BERT, whose threshold is tuned: {tag} has no stored split tune "
@@ -257,11 +269,13 @@ def _warn_of_no_threshold(
             )
 
 
-def _splits(workspace: Workspace, kind: Kind, tag: str, split: str) -> dict[str, ActivationSplit]:
+def _splits(
+    workspace: Workspace, reads: _Reads, tag: str, split: str
+) -> dict[str, ActivationSplit]:
     """The scored split, and the held-out part where a threshold is tuned."""
-    activations = {split: head_activations(workspace, tag, kind, split)}
+    activations = {split: head_activations(workspace, tag, reads.tokens, split)}
     if (
-        task_of_kind(kind, workspace.config.task.name).tunes
+        task_of_kind(reads.kind, workspace.config.task.name).tunes
         and split != "tune"
         and "tune" in workspace.stored()[SnapshotTag(tag)]
     ):
@@ -288,17 +302,17 @@ def _target(folder: Path, tag: str, split: str) -> Path:
 
 def _evaluate(
     workspace: Workspace,
-    kind: Kind,
+    reads: _Reads,
     heads: Mapping[Path, LoadedHead],
     tag: SnapshotTag,
     split: str,
     precision: Precision,
 ) -> dict[Path, HeadScores]:
-    """One pass over a split for heads of one kind and the same layers; scores by folder."""
+    """One pass over a split for heads that read the same of it; scores by folder."""
     started = time.perf_counter()
-    splits = _splits(workspace, kind, tag, split)
+    splits = _splits(workspace, reads, tag, split)
     scored = splits[split]
-    task = task_of_kind(kind, workspace.config.task.name)
+    task = task_of_kind(reads.kind, workspace.config.task.name)
     loaded = list(heads.values())
     predicted = predict(loaded, task, scored, precision, f"evaluate on {scored.name}")
     tune: Sequence[Logits | None] = [None] * len(heads)

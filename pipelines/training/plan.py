@@ -26,7 +26,7 @@ from bertvision.pipelines.training.trained_head import changed_file, is_whole, t
 from bertvision.pipelines.workspace.heads import head_activations
 from bertvision.pipelines.workspace.job_options import TrainOptions
 from bertvision.pipelines.workspace.records import RunConfig, RunTraining, read_run_config
-from bertvision.pipelines.workspace.runs import Run
+from bertvision.pipelines.workspace.runs import HEAD_TOKENS, Run
 from bertvision.pipelines.workspace.workspace import Workspace
 
 
@@ -57,10 +57,11 @@ class TrainingPass(NamedTuple):
         """Plan the runs to be trained; nothing is written yet."""
         precision = head_precision(options.precision, kind)
         options = replace(options, precision=precision)
-        split = head_activations(workspace, tag, kind, "train")
+        tokens = options.pool or HEAD_TOKENS[kind]
+        split = head_activations(workspace, tag, tokens, "train")
         held_out = None
         if options.best_epoch:
-            held_out = head_activations(workspace, tag, kind, "tune")
+            held_out = head_activations(workspace, tag, tokens, "tune")
         for run in runs:
             if run.fraction > 0 and run.examples(len(split)) == 0:
                 raise InputError(
@@ -189,7 +190,7 @@ def _head_config(
     """Everything that a head's weights depend on."""
     record = split.record
     training = asdict(options)
-    del training["layers"]
+    del training["layers"], training["pool"]  # the record and the name say them
     return RunConfig(
         head=run.head,
         variant=run.variant,

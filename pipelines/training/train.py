@@ -219,7 +219,7 @@ def plan_passes(
     if not runs or len(set(runs)) != len(runs):
         given = ", ".join(run.name for run in runs) or "(none)"
         raise InputError(f"heads {given}: name at least one, each once")
-    task, options = workspace.config.task.name, options.untaught
+    task, options = workspace.config.task.name, options.unnamed
     groups: dict[tuple[Kind, int, TrainOptions], list[Run]] = {}
     for run in runs:
         key = kind_of_run(run, task), run.seed, replace(options, **run.settings)

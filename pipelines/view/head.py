@@ -37,7 +37,6 @@ from bertvision.pipelines.view.sample import Ints
 from bertvision.pipelines.workspace.heads import find_head, trained_heads, trained_on
 from bertvision.pipelines.workspace.reproduce import evaluation_command
 from bertvision.pipelines.workspace.runs import Run
-from bertvision.pipelines.workspace.selection import HEAD_TOKENS
 from bertvision.pipelines.workspace.workspace import Workspace
 
 MOST_ERRORS = 40
@@ -139,7 +138,7 @@ def probabilities(
             f"{head.name} has no probability of a token here: it does not read the store, and its "
             "errors alone are shown."
         )
-    reads = HEAD_TOKENS[head.kind]
+    reads = head.loaded.config.tokens
     if reads != StoredName.parse(split.split).tokens:
         return (
             f"{head.name} has no probability of a token: it is a {head.kind} head, which reads "

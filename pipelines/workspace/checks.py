@@ -8,12 +8,11 @@ from bertvision.errors import InputError
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.stored_split import StoredSplit
 from bertvision.models.zoo import HEADS, check_head
-from bertvision.pipelines.reading import StrPath, check_hidden_states, path_of, text_of
+from bertvision.pipelines.reading import StoredName, StrPath, check_hidden_states, path_of, text_of
 from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.workspace.heads import check_head_activations, check_kind, find_head
 from bertvision.pipelines.workspace.records import RunConfig, read_run_config
 from bertvision.pipelines.workspace.runs import Run
-from bertvision.pipelines.workspace.selection import head_split
 from bertvision.pipelines.workspace.workspace import Workspace
 from bertvision.plugins import load_class
 
@@ -109,10 +108,10 @@ def check_training_data(
     """
     for run in runs:
         if run.head in HEADS:
-            kind = HEADS[run.head].kind
-            kind = check_kind(run.head, kind, space.config.task.name)
-            check_head_activations(space, tag, kind, "train")
-            split = StoredSplit(space.activations, tag, head_split(kind, "train"))
+            kind = check_kind(run.head, HEADS[run.head].kind, space.config.task.name)
+            tokens = run.tokens(kind)
+            check_head_activations(space, tag, tokens, "train")
+            split = StoredSplit(space.activations, tag, StoredName("train", tokens).name)
             split.layer_positions(run.settings.get("layers", layers))
 
 

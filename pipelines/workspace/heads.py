@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from bertvision.errors import InputError, ProvenanceError, UnknownNameError, did_you_mean
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.models import Kind
-from bertvision.pipelines.reading import check_hidden_states
+from bertvision.pipelines.poolings import TokenPooling
+from bertvision.pipelines.reading import StoredName, check_hidden_states
 from bertvision.pipelines.records import read_record
 from bertvision.pipelines.tasks.registry import find_task, head_kind
 from bertvision.pipelines.workspace.records import PassRecord, RunConfig
 from bertvision.pipelines.workspace.reproduce import training_pass_command
 from bertvision.pipelines.workspace.runs import Run
-from bertvision.pipelines.workspace.selection import HEAD_TOKENS, head_split
 from bertvision.pipelines.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -109,13 +109,15 @@ def find_head(workspace: Workspace, trained_on: str, name: str) -> Path:
     return folder
 
 
-def head_activations(workspace: Workspace, tag: str, kind: Kind, split: str) -> ActivationSplit:
-    """The stored split that heads of a kind read, whole.
+def head_activations(
+    workspace: Workspace, tag: str, tokens: TokenPooling, split: str
+) -> ActivationSplit:
+    """The stored split that heads read, whole.
 
     Args:
         workspace: with the activations.
         tag: the snapshot.
-        kind: Kind of the heads.
+        tokens: Tokens that the heads read (`Run.tokens`).
         split: Split of the workspace: train, tune, dev.
 
     Raises:
@@ -125,8 +127,8 @@ def head_activations(workspace: Workspace, tag: str, kind: Kind, split: str) -> 
         ProvenanceError: it was not extracted, and has no labels of the task.
         InputError: it holds other sites of the encoder than hidden states.
     """
-    check_head_activations(workspace, tag, kind, split)
-    split_of_head = workspace.split(tag, head_split(kind, split)).require_complete()
+    check_head_activations(workspace, tag, tokens, split)
+    split_of_head = workspace.split(tag, StoredName(split, tokens).name).require_complete()
     if "task" not in split_of_head.record.provenance:
         raise ProvenanceError(
             f"{split_of_head.name} was written by `store.writer`, not extracted, and has no labels "
@@ -137,13 +139,15 @@ def head_activations(workspace: Workspace, tag: str, kind: Kind, split: str) -> 
     return split_of_head
 
 
-def check_head_activations(workspace: Workspace, tag: str, kind: Kind, split: str) -> None:
-    """Check that the split that heads of a kind read is stored, before anything heavy is imported.
+def check_head_activations(
+    workspace: Workspace, tag: str, tokens: TokenPooling, split: str
+) -> None:
+    """Check that the split that heads read is stored, before anything heavy is imported.
 
     Args:
         workspace: with the activations.
         tag: the snapshot.
-        kind: Kind of the heads.
+        tokens: Tokens that the heads read (`Run.tokens`).
         split: Split of the workspace: train, tune, dev.
 
     Raises:
@@ -151,24 +155,24 @@ def check_head_activations(workspace: Workspace, tag: str, kind: Kind, split: st
         UnknownNameError: this split was not.
         InputError: it holds other sites of the encoder than hidden states.
     """
-    name, task = head_split(kind, split), workspace.config.task.name
+    name, task = StoredName(split, tokens).name, workspace.config.task.name
     check_hidden_states(name)
     stored = workspace.stored_snapshot(tag)
     try:
         stored.require(name)
     except UnknownNameError as error:
-        tokens, usual = HEAD_TOKENS[kind], find_task(task)
-        pool = "" if tokens == usual.tokens else " --pool " + tokens.replace("all", "none")
+        usual = find_task(task)
         other = (
             ""
-            if kind == usual.kind
+            if (tokens == "all") == (usual.tokens == "all")
             else (
                 f"; those that learn {task} itself are {usual.kind} heads, see `bertvision heads "
                 f"--kind {usual.kind}`"
             )
         )
+        pool = _pool_option(tokens, task)
         raise UnknownNameError(
-            f"{kind} heads read {name}, and of {tag} there are {', '.join(stored.splits())}: "
+            f"these heads read {name}, and of {tag} there are {', '.join(stored.splits())}: "
             f"`bertvision extract --checkpoint {tag} --split {split}{pool}` writes it{other}"
         ) from error
 
@@ -200,14 +204,14 @@ def check_kind(head: str, kind: Kind, task: str) -> Kind:
 
 
 def stored_tags(
-    workspace: Workspace, wanted: Sequence[str], kind: Kind, split: str, option: str
+    workspace: Workspace, wanted: Sequence[str], tokens: TokenPooling, split: str, option: str
 ) -> list[SnapshotTag]:
     """The snapshots that are wanted, or all, at which what heads take of a split is stored whole.
 
     Args:
         workspace: with the activations.
         wanted: tags; empty means all.
-        kind: Kind of the heads.
+        tokens: Tokens that the heads read.
         split: Split of the workspace.
         option: Option of the command line that names them, for the message.
 
@@ -215,23 +219,28 @@ def stored_tags(
         UnknownNameError: of one that is wanted it is not.
         InputError: there is none.
     """
-    name = head_split(kind, split)
+    name = StoredName(split, tokens).name
     stored = [s for s in workspace.stored_splits() if s.split == name]
     whole = sorted(SnapshotTag(s.tag) for s in stored if s.is_complete)
     tags = sorted({SnapshotTag(tag) for tag in wanted}) or whole
-    cls = " --pool cls" if kind == "classification" else ""
+    pool = _pool_option(tokens, workspace.config.task.name)
     if absent := [tag for tag in tags if tag not in whole]:
         tags_text = ", ".join(whole) or "none"
         raise UnknownNameError(
             f"{option} {','.join(absent)}: no whole split {name} is stored; stored are "
-            f"{tags_text}: `bertvision extract --checkpoint {absent[0]}{cls}` writes it"
+            f"{tags_text}: `bertvision extract --checkpoint {absent[0]}{pool}` writes it"
         )
     if not tags:
         raise InputError(
-            f"no split {name} is stored: `bertvision extract{cls}` writes it; `bertvision status` "
+            f"no split {name} is stored: `bertvision extract{pool}` writes it; `bertvision status` "
             "says what there is"
         )
     return tags
+
+
+def _pool_option(tokens: TokenPooling, task: str) -> str:
+    """The option of ``bertvision extract`` that keeps these tokens; none for the default."""
+    return "" if tokens == find_task(task).tokens else " --pool " + tokens.replace("all", "none")
 
 
 def _no_head(workspace: Workspace, name: str, trained_on: str | None) -> UnknownNameError:

@@ -6,7 +6,7 @@ workspace writes down the commands that make a result again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -271,6 +271,11 @@ class TrainOptions(Options):
     epochs: Annotated[int, Option("Passes over the training examples.", gt=0)] = 1
     batch_size: Annotated[int, Option("Windows per step.", gt=0)] = 16
     lr: Annotated[float, Option("Learning rate of Adam.", gt=0)] = 1e-3
+    pool: Annotated[
+        TokenPooling | None,
+        Option(f"Pooling that classification heads read, of {POOLING_NAMES}; by default cls."),
+    ] = None
+    """A head's name says it (``@pmean``)."""
     layers: Annotated[tuple[int, ...] | None, Option("Hidden states to train on, or all.")] = None
     precision: Annotated[
         PrecisionName, Option("Arithmetic: 32, bf16, or auto, which is bf16 where it is native.")
@@ -291,6 +296,8 @@ class TrainOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.pool is not None:
+            check_pooling(self.pool)
         if self.distil is not None:
             object.__setattr__(self, "distil", str(SnapshotTag(self.distil)))
         elif (self.temperature, self.labels_weight) != (TEMPERATURE, LABELS_WEIGHT):
@@ -301,20 +308,20 @@ class TrainOptions(Options):
             )
 
     def named(self, runs: Sequence[Run]) -> list[Run]:
-        """Runs whose names say what these options have them learn from.
+        """Runs whose names say what these options have them read and learn from.
 
-        A distilled head thus stands beside the one that learned from labels alone. What a name says
-        already goes before the options.
+        A head on another pooling, or a distilled one, thus stands beside the one that reads [CLS]
+        and learned from labels alone. What a name says already goes before the options.
         """
-        if self.distil is None:
-            return list(runs)
-        own = {name: getattr(self, name) for name in _TAUGHT}
-        return [run if "distil" in run.settings else run.having(**own) for run in runs]
+        given: dict[str, Any] = {} if self.pool is None else {"pool": self.pool}
+        if self.distil is not None:
+            given |= {name: getattr(self, name) for name in _TAUGHT}
+        return [run.having(**_unsaid(given, run.settings)) for run in runs]
 
     @property
-    def untaught(self) -> TrainOptions:
-        """The same without a teacher, which names say (`named`)."""
-        return replace(self, **_TAUGHT)
+    def unnamed(self) -> TrainOptions:
+        """The same without a pooling and a teacher, which names say (`named`)."""
+        return replace(self, pool=None, **_TAUGHT)
 
 
 _TAUGHT: dict[str, Any] = {
@@ -322,6 +329,12 @@ _TAUGHT: dict[str, Any] = {
     "temperature": TEMPERATURE,
     "labels_weight": LABELS_WEIGHT,
 }
+
+
+def _unsaid(given: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
+    """Options that a name does not say; a teacher that it names goes with its own temperature."""
+    left_out = {*said, *(_TAUGHT if "distil" in said else ())}
+    return {name: value for name, value in given.items() if name not in left_out}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -78,6 +78,11 @@ class RunConfig(Record):
         return values
 
     @property
+    def tokens(self) -> TokenPooling:
+        """The tokens of each window that the head reads."""
+        return self.run.tokens(self.kind)
+
+    @property
     def run(self) -> Run:
         """The run, as its folder is named."""
         return Run(self.head, self.training.fraction, self.training.seed, self.variant)

@@ -1,26 +1,34 @@
 """Run: a head trained with one seed on one part of a snapshot's training examples.
 
-Written ``HEAD[@lLAYERS][@lrRATE][@eEPOCHS][@dTEACHER][@tTEMPERATURE][@wWEIGHT][@fFRACTION]`` and
-``[@sSEED]``, such as ``adapter-386-shared@f0.3@s1``, ``learned-pooling@l0-6@e3`` or
-``learned-pooling@d1e@t4``; what is not written is the default (of layers, learning rate and epochs:
-what the training was told). That is also the name of its folder, so that heads which differ in any
-of these stand beside each other.
+Written ``HEAD[@pPOOLING][@lLAYERS][@lrRATE][@eEPOCHS][@dTEACHER][@tTEMPERATURE][@wWEIGHT]`` and
+``[@fFRACTION][@sSEED]``, such as ``adapter-386-shared@f0.3@s1``, ``learned-pooling@l0-6@e3`` or
+``cls-learned-pooling@pmean``; what is not written is the default (of layers, learning rate
+and epochs: what the training was told). That is also the name of its folder, so that heads which
+differ in any of these stand beside each other.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from bertvision.errors import InputError, counted
 from bertvision.featurestore.format.names import SnapshotTag, check_name
+from bertvision.models import Kind
+from bertvision.pipelines.poolings import TokenPooling, file_part, from_file_part
 from bertvision.pipelines.ranks import Rank
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+HEAD_TOKENS: Final[dict[Kind, TokenPooling]] = {
+    "span": "all",
+    "token": "all",
+    "classification": "cls",
+}
+"""Tokens of each window that heads read, by their kind, where their name says no pooling."""
 TEMPERATURE = 2.0
 """Default temperature, that of DistilBERT's code."""
 LABELS_WEIGHT = 0.5
@@ -28,6 +36,7 @@ LABELS_WEIGHT = 0.5
 
 _NUMBER = r"\d+(?:\.\d+)?(?:e-?\d+)?"
 _MARKS = {
+    "p": r"cls|sep|mean|max|first|last|at_[a-z0-9_]{1,40}",
     "l": r"\d+(?:-\d+)*",
     "lr": _NUMBER,
     "e": r"[1-9]\d{0,3}",
@@ -50,7 +59,7 @@ class Run(NamedTuple):
     seed: int = 0
     """Seed of initial weights, order, dropout and the choice of examples."""
     variant: str = ""
-    """Settings that its name carries: ``@l0-6@lr0.01@e3@d1e@t4``."""
+    """Settings that its name carries: ``@pmean@l0-6@lr0.01@e3@d1e@t4``."""
 
     @classmethod
     def parse(cls, text: str) -> Run:
@@ -101,6 +110,23 @@ class Run(NamedTuple):
     def text(self) -> str:
         """As it is typed: of a class of one's own with its dotted path."""
         return self.head + self.name[len(_head_folder(self.head)) :]
+
+    def tokens(self, kind: Kind) -> TokenPooling:
+        """The tokens of each window that the head reads.
+
+        Args:
+            kind: Kind of the head.
+
+        Raises:
+            InputError: the name says a pooling, and the head reads all tokens.
+        """
+        pooling: TokenPooling | None = self.settings.get("pool")
+        if pooling is not None and kind != "classification":
+            raise InputError(
+                f"{self.name} reads all tokens of a window: leave the pooling {pooling} out, or "
+                "choose from `bertvision heads --kind classification`"
+            )
+        return pooling or HEAD_TOKENS[kind]
 
     def examples(self, total: int) -> int:
         """How many of a split's examples it is trained on."""
@@ -217,10 +243,10 @@ def _marks(text: str) -> tuple[str, dict[str, str]]:
         ]
         if not matching or matching[0] in values:
             raise InputError(
-                f"{text!r} names no run: {'@' + mark!r} is none of @l and layers, @lr and a "
-                "learning rate, @e and epochs, @d and a teacher's snapshot, @t and a temperature, "
-                "@w and the labels' weight, @f and a fraction from 0 to 1 of at most four "
-                "decimals, @s and a seed, each once; such as adapter-386-shared@f0.3@s1, "
+                f"{text!r} names no run: {'@' + mark!r} is none of @p and a pooling, @l and "
+                "layers, @lr and a learning rate, @e and epochs, @d and a teacher's snapshot, @t "
+                "and a temperature, @w and the labels' weight, @f and a fraction from 0 to 1 of at "
+                "most four decimals, @s and a seed, each once; such as adapter-386-shared@f0.3@s1, "
                 "learned-pooling@l0-6@e3 or learned-pooling@d1e@t4@w0.1"
             )
         values[matching[0]] = mark.removeprefix(matching[0])
@@ -230,6 +256,8 @@ def _marks(text: str) -> tuple[str, dict[str, str]]:
 def _settings(values: Mapping[str, str]) -> dict[str, Any]:
     """Fields of `TrainOptions` that marks write."""
     settings: dict[str, Any] = {}
+    if values.get("p", "cls") != "cls":
+        settings["pool"] = from_file_part(values["p"])
     if "l" in values:
         settings["layers"] = tuple(map(int, values["l"].split("-")))
     if "lr" in values:
@@ -251,6 +279,8 @@ def _settings(values: Mapping[str, str]) -> dict[str, Any]:
 def _variant(settings: Mapping[str, Any]) -> str:
     """The marks that write fields of `TrainOptions`, the same for the same values."""
     variant = ""
+    if settings.get("pool", "cls") != "cls":
+        variant += f"@p{file_part(settings['pool'])}"
     if "layers" in settings:
         variant += f"@l{'-'.join(map(str, settings['layers']))}"
     if "lr" in settings:

@@ -8,12 +8,10 @@ import reprlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bertvision.errors import InputError, ProvenanceError, UnknownNameError
 from bertvision.featurestore.format.records import first_difference
-from bertvision.pipelines.poolings import TokenPooling
-from bertvision.pipelines.reading import StoredName
 from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.workspace.config import DataConfig, FinetuneConfig, WorkspaceConfig
 
@@ -23,19 +21,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-
-
-HEAD_TOKENS: Final[dict[str, TokenPooling]] = {
-    "span": "all",
-    "token": "all",
-    "classification": "cls",
-}
-"""Tokens that heads take of each window, by their kind."""
-
-
-def head_split(kind: str, split: str) -> str:
-    """The name of the stored split that heads of a kind take for a split of the workspace."""
-    return StoredName(split, HEAD_TOKENS[kind]).name
 
 
 def check_split(split: str, splits: Collection[str], dataset: str | None) -> None:

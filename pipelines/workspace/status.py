@@ -13,7 +13,7 @@ from bertvision.models.zoo import HEADS
 from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.reading import StoredName
 from bertvision.pipelines.records import read_record
-from bertvision.pipelines.tasks.registry import find_task
+from bertvision.pipelines.tasks.registry import find_task, head_kind
 from bertvision.pipelines.tasks.scores import headline
 from bertvision.pipelines.workspace.heads import begun_passes, going_on, trained_heads
 from bertvision.pipelines.workspace.records import (
@@ -24,7 +24,7 @@ from bertvision.pipelines.workspace.records import (
     read_snapshot_info,
 )
 from bertvision.pipelines.workspace.reproduce import BERT_COMMAND, extraction_command
-from bertvision.pipelines.workspace.selection import HEAD_TOKENS, head_split
+from bertvision.pipelines.workspace.runs import HEAD_TOKENS
 from bertvision.pipelines.workspace.workspace import RESULTS, Workspace
 
 
@@ -104,10 +104,11 @@ def _laboratory(workspace: Workspace, splits: _Stored) -> list[str]:
 
 def _swept(workspace: Workspace, splits: _Stored) -> bool:
     """Whether every head that is cheap beside any encoder was trained wherever one can be."""
-    kind = find_task(workspace.config.task.name).kind
+    kind = head_kind(workspace.config.task.name)
     cheap = {name for name, head in HEADS.items() if not head.convolves and head.learns(kind)}
     trained = {(str(tag), name) for tag, name in trained_heads(workspace)}
-    tags = [str(s.tag) for s in splits.whole if s.split == head_split(kind, "train")]
+    name = StoredName("train", HEAD_TOKENS[kind]).name
+    tags = [str(s.tag) for s in splits.whole if s.split == name]
     return all((tag, name) in trained for tag in tags for name in cheap)
 
 
@@ -177,7 +178,7 @@ def _next_for_heads(
         (tag, name, _tokens_of(workspace, tag, name)) for tag, name in trained_heads(workspace)
     ]
     begun = {(str(tag), tokens) for tag, _, tokens in trained}
-    begun |= {(run.trained_on, HEAD_TOKENS[run.kind]) for runs in half for run in runs}
+    begun |= {(run.trained_on, run.tokens) for runs in half for run in runs}
     commands = [
         f"bertvision train {head} --checkpoint {split.tag}"
         for split in splits.whole
@@ -198,7 +199,6 @@ _FIRST_HEAD: dict[TokenPooling, str] = {"all": "adapter-386-shared", "cls": "cls
 def _tokens_of(workspace: Workspace, tag: str, name: str) -> TokenPooling:
     """The tokens that a trained head takes."""
     try:
-        kind = read_run_config(workspace.head_dir(tag, name)).kind
+        return read_run_config(workspace.head_dir(tag, name)).tokens
     except WorkspaceError:
         return "all"  # the commands that need it report what is wrong
-    return HEAD_TOKENS[kind]
