@@ -127,7 +127,7 @@ def train(
         words = ["train", *(run.text for run in runs), "--checkpoint", tag]
         words += [*option_words(options), *(["--overwrite"] if overwrite else [])]
         share_out(words, space, runs, devices)
-        folders = (space.head_dir(tag, run.name) for run in options.named(runs))
+        folders = (space.head_dir(tag, run.name) for run in options.named(runs, space.config.model))
         return Rows(map(read_run_metrics, folders), trained_table)
     rank.claim_device()
     from bertvision.pipelines.training.train import train as run
@@ -163,7 +163,7 @@ def asked_training(
     runs = runs_of(parse_names(heads), [fraction], [seed])
     check_told(runs, options.distil, options.temperature, options.labels_weight)
     tag = None if checkpoint is None else parse_tag(checkpoint)
-    named = options.named(runs)
+    named = options.named(runs, space.config.model)
     check_new_heads(space, named)
     if tag is None:
         pools = {run.settings["pool"] for run in named if "pool" in run.settings}

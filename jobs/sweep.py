@@ -34,12 +34,11 @@ from bertvision.pipelines.reading import (
     parse_tags,
 )
 from bertvision.pipelines.results.columns import Column, marked, table_of
-from bertvision.pipelines.tasks.registry import head_kind
 from bertvision.pipelines.text import fill
 from bertvision.pipelines.workspace.checks import check_new_heads, find_workspace
 from bertvision.pipelines.workspace.heads import stored_tags
 from bertvision.pipelines.workspace.job_options import TrainOptions
-from bertvision.pipelines.workspace.runs import HEAD_TOKENS, runs_of
+from bertvision.pipelines.workspace.runs import runs_of
 
 if TYPE_CHECKING:
     from bertvision.pipelines.workspace.workspace import Workspace
@@ -177,7 +176,7 @@ def asked_sweep(
     if names:
         check_new_heads(space, runs_of(names, parts, range(seeds)))
     elif space.splits():
-        tokens = pool or HEAD_TOKENS[head_kind(space.config.task.name)]
+        tokens = pool or space.config.model.usual_tokens(space.config.task.name)
         stored_tags(space, sources, tokens, "train", "--trained-on")
         stored_tags(space, targets, tokens, split, "--checkpoint")
     return AskedSweep(names, sources, targets, parts, range(seeds))

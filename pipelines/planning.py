@@ -226,7 +226,9 @@ def plan_extraction(
         ProvenanceError: a split was begun from something else, as the job would say too.
     """
     store = workspace.at(options.store)
-    wanted_splits(data, options)  # what it refuses is refused before an encoder is looked for
+    wanted_splits(
+        data, options, workspace.config.model
+    )  # what it refuses is refused before an encoder is looked for
     storage = open_storage(store.activations)
     cut: dict[tuple[str, str], Windows] = {}
     rows: list[PlannedSplit] = []
@@ -428,7 +430,7 @@ def plan_training(
         WorkspaceError: a head of that name was trained otherwise.
         IncompleteSplitError: the extraction of the split has not ended.
     """
-    named = options.named(list(runs))
+    named = options.named(list(runs), workspace.config.model)
     passes = plan_passes(workspace, named, SnapshotTag(tag), options, overwrite=overwrite)
     plans = [plan() for plan in passes]
     rows = {run: row for plan in plans for run, row in _rows(plan).items()}
@@ -464,9 +466,8 @@ def plan_sweep(
         UnknownNameError: as of `sweep`, likewise WorkspaceError and InputError.
     """
     runs = asked_runs(workspace, heads, fractions, seeds, options, rates)
-    groups, sources, targets = combinations(
-        workspace, options.named(runs), trained_on, checkpoints, split
-    )
+    named = options.named(runs, workspace.config.model)
+    groups, sources, targets = combinations(workspace, named, trained_on, checkpoints, split)
     planned_runs: list[PlannedRun] = []
     passes = evaluations = 0
     for tokens, group in groups.items():

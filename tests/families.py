@@ -226,7 +226,7 @@ MORE_FAMILIES: dict[str, dict[str, Any]] = {
 """Settings of families by model type, beside the sizes: those of the padded path at large."""
 
 ENCODERS = [name for name, family in FAMILIES.items() if family.ends == (True, True)]
-"""The families that are fine-tuned; decoder-only families are sources of features."""
+"""The families that are fine-tuned on all tasks; decoders learn tasks of sentences."""
 
 
 def make_family(name: str | Family, folder: Path, model_class: type[Any] = AutoModel) -> Path:

@@ -14,6 +14,7 @@ from families import make_family
 from hypothesis import given
 from hypothesis import strategies as st
 from sentences import write_probing
+from test_workspace import write_squad
 
 from bertvision.errors import (
     InputError,
@@ -257,7 +258,7 @@ def test_untrained_comes_before_all_other_tags() -> None:
     assert not SnapshotTag.is_valid("Untrained")
 
 
-def test_a_decoder_is_a_source_of_hidden_states_alone(tmp_path: Path) -> None:
+def test_a_decoder_has_no_cls_and_learns_no_spans(tmp_path: Path) -> None:
     model = make_family("gpt2", tmp_path / "gpt2")
     space = feature_workspace(tmp_path / "ws", str(model))
     data = write_probing(tmp_path / f"{NAME}.txt", train=8, dev=4, test=4)
@@ -266,7 +267,12 @@ def test_a_decoder_is_a_source_of_hidden_states_alone(tmp_path: Path) -> None:
     assert PooledSplit(space, "0e", NAME, "dev", "mean").features().shape == (4, 3, 32)
     with pytest.raises(InputError, match="'cls'.*poolings are mean, max"):
         ensure_features(space, ["0e"], NAME, ["dev"], ["cls"])
-    options = FinetuneOptions(model=str(model), task=NAME, data=str(data))
-    with pytest.raises(InputError, match="no special tokens around a text"):
-        open_workspace(tmp_path / "other", options, resume=False)
-    assert not (tmp_path / "other").exists()
+    squad = write_squad(tmp_path / "squad.json", 4)
+    for other, match in (
+        ({"train": squad, "dev": squad}, "no special tokens around .*sst2 and csv"),
+        ({"task": NAME, "data": str(data), "variant": ("cls-norm",)}, r"cls-norm reads \[CLS\]"),
+    ):
+        options = FinetuneOptions(model=str(model), **other)
+        with pytest.raises(InputError, match=match):
+            open_workspace(tmp_path / "other", options, resume=False)
+        assert not (tmp_path / "other").exists()

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from families import make_family
 from hubs import Hub
 from huggingface_hub import HfApi
 from terminal import done, run
@@ -33,6 +34,7 @@ from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.tasks.registry import TASKS
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.workspace.runs import Run
+from bertvision.pipelines.workspace.status import status
 from bertvision.pipelines.workspace.workspace import Workspace
 
 WORDS = ["anna", "was", "born", "in", "1901", "who", "founded", "the", "firm", "."]
@@ -60,12 +62,11 @@ def make_pairs(model: Path, folder: Path, *, scores: bool, **options: Any) -> Pa
         train=write_rows(folder / "train.csv", 36, 1, scores=scores),
         dev=write_rows(folder / "dev.csv", 12, 2, scores=scores),
         text="first",
-        pair="second",
         save_at="1",
         batch_size=8,
         precision="32",
         workspace=root,
-        **{"lr": 1e-3, **options},
+        **{"pair": "second", "lr": 1e-3, **options},
     )
     return root
 
@@ -179,6 +180,34 @@ def test_heads_on_other_poolings_answer_what_was_scored(classes: Path, tmp_path:
         Run.parse("learned-pooling@pmean").tokens("span")
     with pytest.raises(UnknownNameError, match="these heads read train-max.*--pool max`"):
         bertvision.train("cls-last-state@pmax", checkpoint="1e", **common)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_decoders_learn_classes_and_their_heads_read_the_last_token(
+    family: str, tmp_path: Path
+) -> None:
+    """One without a token to pad with, and one with a special token at its beginning."""
+    root = make_pairs(make_family(family, tmp_path / "model"), tmp_path, scores=False, pair=None)
+    space, common = Workspace.find(root), {"precision": "32", "workspace": root}
+    assert json.loads((root / "snapshots/1e/config.json").read_text())["pad_token_id"] is not None
+    bertvision.extract("1e", encoding="float32", **common)
+    assert "bertvision train cls-learned-pooling --checkpoint 1e" in status(space)["next"]
+    (head,) = bertvision.train("cls-learned-pooling", epochs=2, **common)
+    assert head.head == "cls-learned-pooling@plast"
+    bertvision.evaluate(head.head, **common)
+    items = space.items("dev")
+    for name, place in (("bert:1e", "bert/1e"), (head.head, f"heads/1e/{head.head}/eval/1e")):
+        (predictor,) = load([name], root)
+        names, expected = predictor.record.task.classes, stored(root, place)
+        assert [row["label"] for row in predictor.answers(items)] == [
+            names[expected[item.id]] for item in items
+        ]
+    (own,) = load(["bert:1e"], root)
+    theirs = pipeline("text-classification", model=str(root / "snapshots" / "1e"), device="cpu")
+    texts = [item.text for item in items]
+    assert_same(own(texts), theirs(texts))
+    theirs.tokenizer.pad_token_id = theirs.model.config.pad_token_id
+    assert_same(own(texts), theirs(texts, batch_size=4))
 
 
 def test_scores_are_those_that_were_scored_and_those_of_the_pipeline(

@@ -418,9 +418,12 @@ def takes_token_types(model: PreTrainedModel) -> bool:
 def pad_id(tokenizer: Any, config: PreTrainedConfig) -> int:
     """Vocabulary index that pads windows: the encoder's own, else the tokenizer's, else 0.
 
-    RoBERTa's kin count positions by it; to others it makes no difference behind the mask.
+    RoBERTa's kin count positions by it, and the output layers of decoders read the last token that
+    is another; to others it makes no difference behind the mask. A tokenizer without one, as many
+    decoders have, pads with the token that ends a text.
     """
-    for index in (getattr(config, "pad_token_id", None), getattr(tokenizer, "pad_token_id", None)):
+    of_tokenizer = (getattr(tokenizer, f"{name}_token_id", None) for name in ("pad", "eos"))
+    for index in (getattr(config, "pad_token_id", None), *of_tokenizer):
         if isinstance(index, int) and index >= 0:
             return index
     return 0

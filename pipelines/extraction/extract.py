@@ -30,7 +30,7 @@ from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.precision import resolve_precision
 from bertvision.pipelines.progress import parts
 from bertvision.pipelines.reading import StoredName
-from bertvision.pipelines.tasks.registry import find_task
+from bertvision.pipelines.workspace.config import ModelConfig
 from bertvision.pipelines.workspace.dataset import Dataset
 from bertvision.pipelines.workspace.job_options import ExtractOptions
 from bertvision.pipelines.workspace.pretrained import ensure_snapshot
@@ -85,7 +85,7 @@ def extract(
     options = replace(options or ExtractOptions(), **changes)
     store = workspace.at(options.store)  # a wrong name is reported before the encoder is loaded
     data = workspace.dataset(named_dataset(options))
-    splits, _ = wanted_splits(data, options)
+    splits, _ = wanted_splits(data, options, workspace.config.model)
     planned = asked_jobs(workspace, data, tag, ensure_snapshot(workspace, tag), options)
     if mend and options.scheduler is not None:
         raise InputError("what is damaged is extracted again here: leave the scheduler out")
@@ -144,14 +144,14 @@ def named_dataset(options: ExtractOptions) -> str | None:
 
 
 def wanted_splits(
-    data: Dataset, options: ExtractOptions
+    data: Dataset, options: ExtractOptions, model: ModelConfig
 ) -> tuple[list[str], tuple[TokenPooling, ...]]:
     """The splits of the data that are meant, and what of their windows is kept.
 
     Raises:
         InputError: there are none, or they are not all of the same tokens.
     """
-    usual: TokenPooling = "all" if options.keep else find_task(data.config.name).tokens
+    usual: TokenPooling = "all" if options.keep else model.usual_tokens(data.config.name)
     default = tuple(dict.fromkeys(options.tokens or (usual,)))
     if "all" in default and len(default) > 1:
         raise InputError(
@@ -203,7 +203,7 @@ def asked_jobs(
     Raises:
         InputError: as `wanted_splits`, or the encoder has no such site.
     """
-    splits, tokens = wanted_splits(data, options)
+    splits, tokens = wanted_splits(data, options, workspace.config.model)
     precision = resolve_precision(options.precision)
     options = replace(options, dataset=data.name, tokens=tokens, precision=precision)
     if options.sites is not None:

@@ -88,7 +88,7 @@ def sweep(
         share_out(words, workspace, asked, devices)  # what follows finds everything done
     rank = this_rank()
     rank.claim_device()
-    runs = options.named(own_part(asked, rank))
+    runs = options.named(own_part(asked, rank), workspace.config.model)
     groups, sources, targets = combinations(workspace, runs, trained_on, checkpoints, split)
     if rates:
         for tokens, tags in sources.items():

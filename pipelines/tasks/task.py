@@ -38,6 +38,8 @@ class Task(ABC):
     """
 
     kind: ClassVar[TaskKind] = "classification"
+    of_decoders: ClassVar[bool] = False
+    """Whether windows without special tokens can be learned, as those of decoders are."""
     """``span`` where a span of the text is looked for, so that logits are of tokens; of classes and
     scores they are of windows. What no heads learn is of another kind."""
     headline: ClassVar[str] = "accuracy"

@@ -177,7 +177,8 @@ def train(
         LockedError: another process is training the same heads.
         StoppedError: SIGINT or SIGTERM; all is saved.
     """
-    runs = options.named([name if isinstance(name, Run) else Run.parse(name) for name in names])
+    runs = [name if isinstance(name, Run) else Run.parse(name) for name in names]
+    runs = options.named(runs, workspace.config.model)
     tag = SnapshotTag(tag)
     plans = plan_passes(workspace, runs, tag, options, overwrite=overwrite)
     missing = []

@@ -43,6 +43,7 @@ class _Normalised(Variant):
     """Normalise the input of the output layer by a layer of this kind."""
 
     kinds = ("classification",)
+    reads_cls = True
     alone = "has statistics of whole batches"
     layer: type[nn.Module]
 

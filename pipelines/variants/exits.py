@@ -73,6 +73,7 @@ class Exits(Variant):
     """
 
     kinds = ("span", "classification")
+    reads_cls = True
     needs = "layers"
     reads_states = True
     weighted: ClassVar[bool] = True

@@ -116,8 +116,21 @@ def fitting_depth(
     for variant in variants:
         variant.check_beside(variants, layers)
         if checkpoint is not None:
+            if variant.reads_cls:
+                _check_has_cls(variant, checkpoint)
             variant.check_checkpoint(checkpoint)
     return layers
+
+
+def _check_has_cls(variant: Variant, checkpoint: PretrainedEncoder) -> None:
+    from bertvision.pipelines.encoders.loading import load_tokenizer
+    from bertvision.pipelines.tasks.windows import special_ends
+
+    if not all(special_ends(load_tokenizer(checkpoint.folder))):
+        raise InputError(
+            f"--variant {variant} reads [CLS], which {checkpoint.name_or_path} does not have: "
+            "leave it out, or fine-tune an encoder"
+        )
 
 
 def _parts(text: str) -> tuple[str, str | None]:

@@ -26,6 +26,8 @@ class Variant:
     What a variant does not change it inherits: all methods do nothing here.
     """
 
+    reads_cls: ClassVar[bool] = False
+    """Whether it reads the state of [CLS], which decoders do not have."""
     kinds: ClassVar[tuple[str, ...]] = (
         "span",
         "classification",

@@ -24,8 +24,10 @@ from bertvision.errors import InputError, WorkspaceError
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.files import write_text
 from bertvision.pipelines.plain_yaml import read_yaml, with_value, yaml_text
+from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.records import Settings, digest_of, what_is_wrong
 from bertvision.pipelines.tasks.data import TaskConfig
+from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.variants.registry import check_names
 from bertvision.pipelines.workspace.runs import LABELS_WEIGHT, TEMPERATURE
 
@@ -50,6 +52,24 @@ class ModelConfig(Settings):
     """Whether fine-tuning begins with the output layer that the checkpoint has of other data, as it
     is or with its classes in the order of these data; None where it has none, and in workspaces of
     earlier versions, which kept it as it was."""
+    special_ends: bool = True
+    """Whether its windows stand between special tokens, as those of decoders do not; the file does
+    not say it where they do."""
+
+    @model_serializer(mode="wrap")
+    def _without_default(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = write(self)
+        if self.special_ends:
+            del values["special_ends"]
+        return values
+
+    def usual_tokens(self, task: str) -> TokenPooling:
+        """Tokens of each window that an extraction for a task keeps where nothing else is said.
+
+        That is what its heads read; of decoders, which have no [CLS], the last token instead.
+        """
+        tokens = find_task(task).tokens
+        return tokens if self.special_ends or tokens != "cls" else "last"
 
 
 class DataConfig(Settings):

@@ -25,6 +25,7 @@ from bertvision.pipelines.tasks.registry import SQUAD, check_task, find_task, is
 from bertvision.pipelines.tasks.sentences.labelled import with_columns
 from bertvision.pipelines.tasks.soundness import report_doubts, report_shared, report_skipped
 from bertvision.pipelines.tasks.task import Task, load_task
+from bertvision.pipelines.tasks.windows import special_ends
 from bertvision.pipelines.variants.registry import fitting_depth
 from bertvision.pipelines.workspace.config import (
     DataConfig,
@@ -259,6 +260,7 @@ def _config(
                 finetune.variant, size.layers, load_task(task.name).kind, checkpoint
             ),
             output_layer=output,
+            special_ends=special_ends(load_tokenizer(checkpoint.folder)) == (True, True),
         ),
         task=task,
         data=data,

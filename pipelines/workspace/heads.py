@@ -170,7 +170,7 @@ def check_head_activations(
                 f"--kind {usual.kind}`"
             )
         )
-        pool = _pool_option(tokens, task)
+        pool = _pool_option(tokens, workspace)
         raise UnknownNameError(
             f"these heads read {name}, and of {tag} there are {', '.join(stored.splits())}: "
             f"`bertvision extract --checkpoint {tag} --split {split}{pool}` writes it{other}"
@@ -223,7 +223,7 @@ def stored_tags(
     stored = [s for s in workspace.stored_splits() if s.split == name]
     whole = sorted(SnapshotTag(s.tag) for s in stored if s.is_complete)
     tags = sorted({SnapshotTag(tag) for tag in wanted}) or whole
-    pool = _pool_option(tokens, workspace.config.task.name)
+    pool = _pool_option(tokens, workspace)
     if absent := [tag for tag in tags if tag not in whole]:
         tags_text = ", ".join(whole) or "none"
         raise UnknownNameError(
@@ -238,9 +238,10 @@ def stored_tags(
     return tags
 
 
-def _pool_option(tokens: TokenPooling, task: str) -> str:
+def _pool_option(tokens: TokenPooling, workspace: Workspace) -> str:
     """The option of ``bertvision extract`` that keeps these tokens; none for the default."""
-    return "" if tokens == find_task(task).tokens else " --pool " + tokens.replace("all", "none")
+    usual = workspace.config.model.usual_tokens(workspace.config.task.name)
+    return "" if tokens == usual else " --pool " + tokens.replace("all", "none")
 
 
 def _no_head(workspace: Workspace, name: str, trained_on: str | None) -> UnknownNameError:

@@ -23,6 +23,8 @@ from bertvision.pipelines.workspace.runs import LABELS_WEIGHT, TEMPERATURE, Run
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
+    from bertvision.pipelines.workspace.config import ModelConfig
+
 
 DATA = Option("Where the data are, to be said once: a file, a folder or a data set on the hub.")
 TEXT = Option("Column of the texts (tasks csv and text; default text).")
@@ -307,13 +309,19 @@ class TrainOptions(Options):
                 "into the head's name, as learned-pooling@d1e@t4@w0.1"
             )
 
-    def named(self, runs: Sequence[Run]) -> list[Run]:
+    def named(self, runs: Sequence[Run], model: ModelConfig) -> list[Run]:
         """Runs whose names say what these options have them read and learn from.
 
         A head on another pooling, or a distilled one, thus stands beside the one that reads [CLS]
         and learned from labels alone. What a name says already goes before the options.
+
+        Args:
+            runs: Runs as they were asked for.
+            model: Encoder of the workspace; heads on decoders, which have no [CLS], read the last
+                token where no pooling is said.
         """
-        given: dict[str, Any] = {} if self.pool is None else {"pool": self.pool}
+        pool = self.pool or (None if model.special_ends else "last")
+        given: dict[str, Any] = {} if pool is None else {"pool": pool}
         if self.distil is not None:
             given |= {name: getattr(self, name) for name in _TAUGHT}
         return [run.having(**_unsaid(given, run.settings)) for run in runs]

@@ -23,6 +23,7 @@ from bertvision.pipelines.encoders.loading import (
     load_model,
     load_tokenizer,
     new_model,
+    pad_id,
 )
 from bertvision.pipelines.encoders.output_layer import (
     OutputOrigin,
@@ -72,7 +73,7 @@ def pretrained(workspace: Workspace) -> PretrainedEncoder:
 
 
 def checkpoint_for(model: str, revision: str | None, task: TaskConfig) -> PretrainedEncoder:
-    """The checkpoint, if it can learn the task: special tokens, windows as long as the task's.
+    """The checkpoint, if it can learn the task: its special tokens, windows as long as the task's.
 
     Args:
         model: hub name or local folder.
@@ -84,11 +85,12 @@ def checkpoint_for(model: str, revision: str | None, task: TaskConfig) -> Pretra
     """
     checkpoint = find_pretrained(model, revision)
     tokenizer = load_tokenizer(checkpoint.folder)
-    if special_ends(tokenizer) != (True, True):
+    begins, ends = special_ends(tokenizer)
+    if not (begins and ends) and (ends or not load_task(task.name).of_decoders):
         raise InputError(
-            f"{checkpoint.name_or_path} puts no special tokens around a text, as decoders do not: "
-            "it is a source of hidden states alone (`bertvision extract --model`, `bertvision "
-            "probe --model`); fine-tune an encoder such as bert-base-uncased or roberta-base"
+            f"{checkpoint.name_or_path} puts no special tokens around a text, and {task.name} "
+            "needs them: fine-tune an encoder such as bert-base-uncased or roberta-base; decoders, "
+            "which put none at its end, learn tasks of sentences such as sst2 and csv"
         )
     longest = dimensions(checkpoint.config, tokenizer).max_length
     if task.max_length > longest:
@@ -107,7 +109,10 @@ def load_pretrained(workspace: Workspace, checkpoint: PretrainedEncoder) -> PreT
     """
     config = workspace.config
     kind = load_task(config.task.name)
-    seed, options = config.finetune.seed, kind.model_options(config.task)
+    seed, options = config.finetune.seed, dict(kind.model_options(config.task))
+    if not config.model.special_ends and checkpoint.config.pad_token_id is None:
+        # its output layer reads the last token that is none of these
+        options["pad_token_id"] = pad_id(load_tokenizer(checkpoint.folder), checkpoint.config)
     torch.manual_seed(seed)
     if config.finetune.init_from is None:
         model = load_with_output(

@@ -16,6 +16,7 @@ from bertvision.pipelines.records import read_record
 from bertvision.pipelines.tasks.registry import find_task, head_kind
 from bertvision.pipelines.tasks.scores import headline
 from bertvision.pipelines.workspace.heads import begun_passes, going_on, trained_heads
+from bertvision.pipelines.workspace.job_options import TrainOptions
 from bertvision.pipelines.workspace.records import (
     BertScores,
     RunConfig,
@@ -24,7 +25,7 @@ from bertvision.pipelines.workspace.records import (
     read_snapshot_info,
 )
 from bertvision.pipelines.workspace.reproduce import BERT_COMMAND, extraction_command
-from bertvision.pipelines.workspace.runs import HEAD_TOKENS
+from bertvision.pipelines.workspace.runs import Run
 from bertvision.pipelines.workspace.workspace import RESULTS, Workspace
 
 
@@ -105,11 +106,13 @@ def _laboratory(workspace: Workspace, splits: _Stored) -> list[str]:
 def _swept(workspace: Workspace, splits: _Stored) -> bool:
     """Whether every head that is cheap beside any encoder was trained wherever one can be."""
     kind = head_kind(workspace.config.task.name)
-    cheap = {name for name, head in HEADS.items() if not head.convolves and head.learns(kind)}
+    cheap = [Run(name) for name, head in HEADS.items() if not head.convolves and head.learns(kind)]
+    names = [run.name for run in TrainOptions().named(cheap, workspace.config.model)]
     trained = {(str(tag), name) for tag, name in trained_heads(workspace)}
-    name = StoredName("train", HEAD_TOKENS[kind]).name
-    tags = [str(s.tag) for s in splits.whole if s.split == name]
-    return all((tag, name) in trained for tag in tags for name in cheap)
+    tokens = workspace.config.model.usual_tokens(workspace.config.task.name)
+    train = StoredName("train", tokens).name
+    tags = [str(s.tag) for s in splits.whole if s.split == train]
+    return all((tag, name) in trained for tag in tags for name in names)
 
 
 def _is_reported(workspace: Workspace) -> bool:
@@ -155,7 +158,7 @@ def _next_for_bert(
         commands.append("bertvision finetune --resume")
     for tag in made:
         commands += [_finish(workspace, s) for s in splits.unfinished if s.tag == tag]
-        tokens, begun = find_task(task).tokens, splits.own(tag)
+        tokens, begun = workspace.config.model.usual_tokens(task), splits.own(tag)
         missing = [s for s in workspace.splits() if StoredName(s, tokens).name not in begun]
         if missing and tag in due:  # of others, made for probes, as much is stored as was asked for
             commands.append(f"bertvision extract --checkpoint {tag} --split {','.join(missing)}")
@@ -166,7 +169,7 @@ def _finish(workspace: Workspace, split: StoredSplit) -> str:
     """The command that ends an extraction."""
     dataset = StoredName.parse(split.split).dataset
     task = read_dataset_record(workspace.root, dataset).task if dataset else workspace.config.task
-    return extraction_command(split, find_task(task.name).tokens)
+    return extraction_command(split, workspace.config.model.usual_tokens(task.name))
 
 
 def _next_for_heads(
@@ -179,10 +182,12 @@ def _next_for_heads(
     ]
     begun = {(str(tag), tokens) for tag, _, tokens in trained}
     begun |= {(run.trained_on, run.tokens) for runs in half for run in runs}
+    vector: TokenPooling = "cls" if workspace.config.model.special_ends else "last"
+    first = {"all": "adapter-386-shared", vector: "cls-learned-pooling"}
     commands = [
         f"bertvision train {head} --checkpoint {split.tag}"
         for split in splits.whole
-        for tokens, head in _FIRST_HEAD.items()
+        for tokens, head in first.items()
         if split.split == StoredName("train", tokens).name and (str(split.tag), tokens) not in begun
     ]
     for tag, name, tokens in trained:
@@ -190,10 +195,6 @@ def _next_for_heads(
         if f"{tag}/{StoredName('dev', tokens).name}" in whole and not scored.is_file():
             commands.append(f"bertvision evaluate {name} --trained-on {tag} --checkpoint {tag}")
     return commands
-
-
-_FIRST_HEAD: dict[TokenPooling, str] = {"all": "adapter-386-shared", "cls": "cls-learned-pooling"}
-"""The head to begin with, by the tokens that are stored."""
 
 
 def _tokens_of(workspace: Workspace, tag: str, name: str) -> TokenPooling:

@@ -149,6 +149,7 @@ class SentenceTask(Task):
     max_length = 128
     model_class: ClassVar[Any] = AutoModelForSequenceClassification
     linked = True
+    of_decoders = True
     item: ClassVar[Any] = Sentence
     schema: ClassVar[Mapping[str, Any]] = {
         "id": pa.string(),
