@@ -111,7 +111,8 @@ def probe(
         untrained: Also probe the twin with random weights.
         layers: Hidden states, such as 0,6,12 (0: embeddings), or all.
         pool: Poolings of a window's tokens: cls, sep, mean, max, first, last, at:FIELD (default
-            cls,mean); of the tokens of words: first, last, mean, max (default mean).
+            cls,mean, of decoders last,mean); of the tokens of words: first, last, mean, max
+            (default mean).
         concat: Also layers put end to end, such as first+last,0+3+6.
         mlp: Probe with a hidden layer of 50 sigmoids, not linearly.
         control: Also probe the control task, for selectivity.

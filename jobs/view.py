@@ -28,10 +28,10 @@ class Viewed(ShownRecord):
 
     def table(self, values: Values) -> str:
         """Where the page is, how much of the split it shows, and what it lacks."""
-        shown = f"{values['tokens']:,} of {values['of_tokens']:,} tokens"
-        examples = f"{values['examples']:,} of {values['of_examples']:,} examples"
-        lines = [f"page   {values['path']} ({size(values['bytes'])})"]
-        lines.append(f"shows  {shown}, {examples}")
+        shown = f"{values['examples']:,} of {values['of_examples']:,} examples"
+        if values["of_tokens"] != values["of_examples"]:  # a pooled split has a vector of each
+            shown = f"{values['tokens']:,} of {values['of_tokens']:,} tokens, {shown}"
+        lines = [f"page   {values['path']} ({size(values['bytes'])})", f"shows  {shown}"]
         notes = [note.replace("`", "") for note in values["notes"]]
         return "\n".join([*lines, *(fill(f"without  {note}", 9) for note in notes)])
 

@@ -458,6 +458,22 @@ def test_scores_are_learned_as_by_ridge_cv(
     assert list(job()) == list(probes)
     with pytest.raises(InputError, match="--control"):
         job(control=True)
+    assert bertvision.report(workspace=space.root).tables == ["score_probes"]
+    reported = json.loads((space.root / "report/tables/score_probes.json").read_text())
+    assert [line["pearson_low"] for line in reported["rows"]] == [row["pearson_low"]]
+
+
+def test_a_probe_that_is_refused_leaves_no_workspace(tiny_bert: Path, tmp_path: Path) -> None:
+    (tmp_path / "rates.csv").write_text("text,label\n" + "the king,0.5\nthe city,1.5\n" * 9)
+    for root in (tmp_path / "new", tmp_path / "empty"):
+        if root.name == "empty":
+            root.mkdir()
+        with pytest.raises(InputError, match="rates has no classes"):
+            bertvision.probe(
+                "csv", data=tmp_path / "rates.csv", model=str(tiny_bert), workspace=root
+            )
+        assert root.is_dir() == (root.name == "empty")
+        assert not root.is_dir() or not list(root.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -225,8 +225,9 @@ def probe(
         dataset: An added data set; None is the workspace's own data.
         tags: The snapshots.
         layers: Indices of hidden states; None is all, from the embedding output to the last.
-        poolings: Poolings over the tokens of each window, by default cls and mean; of data whose
-            labels are those of words, over the tokens of each, by default mean.
+        poolings: Poolings over the tokens of each window, by default cls and mean (of decoders
+            last and mean); of data whose labels are those of words, over the tokens of each, by
+            default mean.
         concat: Layers to be put end to end besides, such as ``first+last`` or ``0+3+6``.
         untrained: Whether to probe the twin with random weights too, which differences are taken
             from.
@@ -252,7 +253,7 @@ def probe(
     data = read_data(source, options, partial(workspace_tokenizer, workspace))
     if data.spans is not None:
         check_span_poolings(poolings := poolings or ("mean",))
-    poolings = poolings or ("cls", "mean")
+    poolings = poolings or workspace.config.model.usual_poolings
     choice = partial(wanted_layers, layers, concat, workspace.config.model.num_hidden_layers)
     snapshots = with_twin(tags, untrained)
     needs: list[Need] = ["probe"]

@@ -114,7 +114,8 @@ def probe_scores(
         dataset: An added data set; None is the workspace's own data.
         tags: The snapshots.
         layers: Indices of hidden states; None is all.
-        poolings: Poolings over the tokens of each window, by default cls and mean.
+        poolings: Poolings over the tokens of each window, by default cls (of decoders last) and
+            mean.
         concat: Layers to be put end to end besides.
         untrained: Whether to probe the twin with random weights too.
         save: Whether to keep the weights too.
@@ -131,7 +132,7 @@ def probe_scores(
         LockedError: another process probes the same data set.
     """
     source = workspace.dataset(dataset)
-    data, poolings = read_data(source, options), poolings or ("cls", "mean")
+    data, poolings = read_data(source, options), poolings or workspace.config.model.usual_poolings
     choice = partial(wanted_layers, layers, concat, workspace.config.model.num_hidden_layers)
     snapshots = with_twin(tags, untrained)
     ensure_inputs(workspace, snapshots, source.name, list(data.sizes), poolings, choice, extraction)

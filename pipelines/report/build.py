@@ -39,7 +39,7 @@ from bertvision.pipelines.report.methods import (
     read_compared,
 )
 from bertvision.pipelines.report.page import Page, Report, check_place, write_page
-from bertvision.pipelines.report.probing import probing_section, probing_sentence
+from bertvision.pipelines.report.probing import probing_section, probing_sentence, score_section
 from bertvision.pipelines.report.scores import (
     cross_checkpoint,
     data_fractions,
@@ -59,6 +59,7 @@ Maker = Callable[[Reading], Section | None]
 # what was measured without a head, and stands in a report where nothing was scored
 _MEASURED: tuple[Maker, ...] = (
     probing_section,
+    score_section,
     rankings_section,
     similarity_section,
     *(partial(analysis_section, kind) for kind in analysis.results()),
@@ -90,7 +91,7 @@ SECTIONS: tuple[Maker, ...] = (
     waiting_section,
 )
 """The sections of a report in order; those that need scores are left out where there are none."""
-_FILES = (probing.FILES, *analyses.FILES, latency_record.FILES)
+_FILES = (*probing.FILES, *analyses.FILES, latency_record.FILES)
 
 
 class Contents(NamedTuple):

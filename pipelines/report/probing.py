@@ -12,13 +12,15 @@ from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.plotting import MOST_PANELS, SERIES, Curves, HeatMap, curves
 from bertvision.pipelines.poolings import pooling_order
 from bertvision.pipelines.readouts.probe_results import DOUBTFUL, ProbeFile, Row, probe_rows
+from bertvision.pipelines.readouts.ridge import RidgeFile, score_rows
 from bertvision.pipelines.report.probe_tables import COMMAND, SOURCE, by_registry, probe_tables
-from bertvision.pipelines.report.section import Figure, Reading, Section
+from bertvision.pipelines.report.section import Figure, Reading, Section, Table
+from bertvision.pipelines.results.columns import Column, columns
 from bertvision.pipelines.text import signed
 from bertvision.pipelines.workspace.workspace import Workspace
 
-FILES = f"{ProbeFile.folder}/*/*.json"
-"""The files of probes, in a workspace."""
+FILES = (f"{ProbeFile.folder}/*/*.json", f"{RidgeFile.folder}/*/*.json")
+"""The files of probes of classes, and of scores, in a workspace."""
 _WRITTEN = 14
 """Layers whose cells have room for numbers."""
 
@@ -50,6 +52,65 @@ def probing_section(reading: Reading) -> Section | None:
     figures = [*_maps(of_pooling, tasks, pooling), *_curves(single, tasks, pooling)]
     tables = probe_tables(rows)
     return Section("probing", "What each layer knows", lead, notes, figures, tables)
+
+
+def score_section(reading: Reading) -> Section | None:
+    """Probes of scores of every data set; None where there are none."""
+    rows = score_rows(RidgeFile.read_all(reading.workspace, reading.left_out))
+    if not rows:
+        return None
+    single = [r for r in rows if "+" not in r["layers"]]
+    command = "bertvision probe DATA… --solver ridge --checkpoint TAG,TAG"
+    source = f"{RidgeFile.folder}/<data set>/<snapshot>-<pooling>-<settings>.json"
+    charts = [
+        curves(
+            [r for r in single if r["dataset"] == task],
+            "pearson",
+            "Pearson (×100)",
+            by=["tag", "pooling", "settings"],
+            places="layers",
+            title=task,
+        )
+        for task in by_registry({r["dataset"] for r in single})
+    ]
+    caption = (
+        "Correlation of a probe's scores with the real ones over layers, with 95 % intervals, a "
+        "line for each snapshot and pooling."
+    )
+    shown = [
+        *columns("text", tag="snapshot", pooling="pooling", layers="layer"),
+        Column("pearson", "Pearson"),
+        Column("spearman", "Spearman"),
+        *(Column(key, label, digits=3) for key, label in _ERRORS.items()),
+        Column("examples", "examples", "count"),
+    ]
+    table = Table(
+        "score_probes",
+        "Probes of scores: the best layer by held-out examples, and layers end to end",
+        shown,
+        [r for r in rows if r["best"] or "+" in r["layers"]],
+        source,
+        command,
+        group="dataset",
+        more=[
+            *(f"{name}_{end}" for name in ("pearson", "spearman") for end in ("low", "high")),
+            *("settings", "held_out", "weight_decay", "doubts"),
+        ],
+    )
+    lead = (
+        "A probe of scores is a ridge regression on frozen hidden states. Correlations are × 100; "
+        "the error beside that of always giving the mean of the training examples says what the "
+        "states add."
+    )
+    doubts = {r["dataset"]: r["doubts"] for r in rows if r["doubts"]}
+    notes = [f"{task}: {text}." for task, text in doubts.items()]
+    figures = [
+        Figure("score-probes", "Probes of scores over layers", caption, source, command, charts)
+    ]
+    return Section("scores", "Scores that each layer knows", lead, notes, figures, [table])
+
+
+_ERRORS = {"rmse": "rmse", "mean_rmse": "rmse of the mean"}
 
 
 def probing_sentence(workspace: Workspace, left_out: list[str]) -> str:

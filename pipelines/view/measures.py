@@ -90,13 +90,13 @@ def state_measures(states: Floats, layers: Sequence[str]) -> list[Measure]:
         Measure("norm", "Length of the state (Euclidean norm).", layers, norm),
         Measure(
             "cosine to the layer below",
-            "Cosine of the state and that of the same token a column before.",
+            "Cosine of the state and that of the layer a column before.",
             layers,
             below,
         ),
         Measure(
             "cosine to the last layer",
-            f"Cosine of the state and that of the same token in layer {layers[-1]}.",
+            f"Cosine of the state and that of layer {layers[-1]}.",
             layers,
             last,
         ),

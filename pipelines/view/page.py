@@ -135,7 +135,8 @@ def write_view(
     sample = read_sample(split, options.max_tokens, options.seed)
     layers = [str(layer) for layer in layer_labels(split, None)]
     names = TokenNames(split, _tokenizer(split, space))
-    contents = Contents(_facts(sample, options), state_measures(sample.states, layers))
+    facts = _facts(sample, _unit(names), options)
+    contents = Contents(facts, state_measures(sample.states, layers))
     _add_head(contents, sample, space, options)
     _add_directions(contents, sample, names, position, layers, options)
     if space is None or names.tokenizer is None:
@@ -234,7 +235,7 @@ def _add_directions(
         some = every.chosen(options.latents, states[:, position], MOST_DIRECTIONS)
         how = "" if options.latents is not None else "the first ones"
         if every.thresholds is not None:
-            how = how and "those of the largest mean activation on the tokens shown"
+            how = how and f"those of the largest mean activation on the {_unit(names)}s shown"
             measure = Measure(
                 "latents",
                 f"Activations of latents of {options.direction.name}, which read layer {layer}.",
@@ -266,7 +267,8 @@ def _add_directions(
         if options.channels is None:
             contents.notes.append(
                 f"Other channels: shown are those with the largest mean square in layer {layer} on "
-                "the tokens shown; `--channels` names others, `--direction` a file of directions."
+                f"the {_unit(names)}s shown; `--channels` names others, `--direction` a file of "
+                "directions."
             )
         shown.append((_channels(states[:, position], options.channels), "of the state"))
     for directions, origin in shown:
@@ -345,15 +347,15 @@ def _add_lens(
     }
 
 
-def _facts(sample: Sample, options: ViewOptions) -> list[tuple[str, str]]:
+def _facts(sample: Sample, unit: str, options: ViewOptions) -> list[tuple[str, str]]:
     """Names and values of the header."""
     split, record = sample.split, sample.split.record
-    facts = [("shown", f"all {record.tokens:,} tokens of {counted(len(split), 'example')}")]
+    facts = [("shown", f"all {record.tokens:,} {unit}s of {counted(len(split), 'example')}")]
     if len(sample.examples) < len(split):
         facts = [
             (
                 "shown",
-                f"{len(sample.states):,} of {record.tokens:,} tokens: {len(sample.examples):,} of "
+                f"{len(sample.states):,} of {record.tokens:,} {unit}s: {len(sample.examples):,} of "
                 f"{len(split):,} examples, drawn with seed {options.seed}",
             )
         ]
@@ -362,7 +364,7 @@ def _facts(sample: Sample, options: ViewOptions) -> list[tuple[str, str]]:
     encoding: str = record.encoding
     if "ordinary" in split.encoding_error:
         worst = float(split.encoding_error["ordinary"].max())
-        encoding += f", off by {worst:.1%} of a token's deviation at most"
+        encoding += f", off by {worst:.1%} of a {unit}'s deviation at most"
     return [*facts, ("stored as", encoding)]
 
 
@@ -381,6 +383,7 @@ def _data(
     near, cosines = neighbours(sample.states[:, position])
     return {
         "groups": _groups(sample, names),
+        "unit": _unit(names),
         "tokens": [name for example in examples for name in names.of(example)],
         "examples": [[example, end] for example, end in zip(examples, ends, strict=True)],
         "measures": [measure.to_json() for measure in contents.measures],
@@ -398,6 +401,11 @@ def _data(
         "points": [[i, names.title(i)] for i in points.tolist()],
         "labels": _labels(sample.split, points, space),
     }
+
+
+def _unit(names: TokenNames) -> str:
+    """The word for a row of the states: a pooled split has a vector for each example."""
+    return "vector" if names.pooled else "token"
 
 
 def _groups(sample: Sample, names: TokenNames) -> list[list[Any]]:
@@ -464,6 +472,7 @@ def render(name: str, contents: Contents, data: dict[str, Any], layer: str) -> s
             name=name,
             data=data,
             layer=layer,
+            unit=data["unit"],
             script=Markup(script),  # a file of the package
             digest=digest,
             marks=any(kind for error in contents.errors for _, kind in error.parts),

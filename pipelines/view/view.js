@@ -36,6 +36,7 @@ function special(name) { return /^ ?(\[.*\]|<.*>)$/.test(name); }
 function continues(row) {
   return row > 0 && !data.tokens[row].startsWith(" ") && !special(data.tokens[row - 1]);
 }
+function within(row) { return data.unit === "token" ? ", token " + (row - exampleOf(row).first) : ""; }
 function label(row) { return (continues(row) ? "##" : "") + data.tokens[row].trim(); }
 function exampleOf(row) {
   let low = 0, high = data.examples.length - 1;
@@ -103,7 +104,7 @@ function draw() {
   active = [Math.min(active[0], count - 1), Math.min(active[1], width)];
   cellAt(...active).tabIndex = 0;
   $("meaning").textContent = kept.meaning + " Kept in steps of " + (kept.step ? kept.step.toPrecision(1) : "0")
-    + (kept.ends ? "." : "; colours from the 1st to the 99th percentile of all tokens shown.");
+    + (kept.ends ? "." : "; colours from the 1st to the 99th percentile of all " + data.unit + "s shown.");
   const [low, high] = range(measure, -1);
   $("low").textContent = own ? "low" : shown(kept, low);
   $("high").textContent = own ? "high" : shown(kept, high);
@@ -115,7 +116,7 @@ function cellAt(r, c) { return $("grid").tBodies[0].rows[r].cells[c]; }
 function rowOf(cell) { return data.groups[group][1] + Number(cell.parentNode.dataset.r); }
 function told(cell) {
   const row = rowOf(cell), c = Number(cell.dataset.c), kept = data.measures[measure];
-  const place = "“" + label(row) + "”, token " + (row - exampleOf(row).first);
+  const place = "“" + label(row) + "”" + within(row);
   if (c === 0) return place;
   const i = row * kept.columns.length + c - 1;
   const word = data.lens && data.lens.measure === measure ? " “" + data.lens.words[data.lens.index[i]] + "”" : "";
@@ -183,7 +184,7 @@ function passage(row) {
     make("span", { class: "dim" }, (from > first ? "… " : "") + text(from, row).trimStart() + (name.startsWith(" ") ? " " : "")),
     make("mark", {}, name.trim()),
     make("span", { class: "dim" }, text(row + 1, to) + (to < end ? " …" : "")),
-    make("small", {}, " example " + example + ", token " + (row - first)),
+    make("small", {}, " example " + example + within(row)),
   ];
 }
 function choose(row) {
@@ -221,7 +222,7 @@ function choose(row) {
       button.addEventListener("click", () => visit(other));
       list.append(make("li", {}, make("span", { class: "n" }, shown(data.near.cosines, data.near.cosines.values[i])), button));
     }
-    inside.push(make("p", { class: "caption" }, "Nearest of the tokens shown, by cosine in layer " + data.layer), list);
+    inside.push(make("p", { class: "caption" }, "Nearest of the " + data.unit + "s shown, by cosine in layer " + data.layer), list);
   }
   $("detail").replaceChildren(...inside);
 }

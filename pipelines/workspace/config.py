@@ -63,6 +63,11 @@ class ModelConfig(Settings):
             del values["special_ends"]
         return values
 
+    @property
+    def usual_poolings(self) -> tuple[TokenPooling, ...]:
+        """Poolings that are probed where nothing else is said."""
+        return ("cls" if self.special_ends else "last", "mean")
+
     def usual_tokens(self, task: str) -> TokenPooling:
         """Tokens of each window that an extraction for a task keeps where nothing else is said.
 

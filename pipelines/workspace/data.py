@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from bertvision.pipelines.workspace.records import (
     read_dataset_record,
     record_path,
 )
-from bertvision.pipelines.workspace.workspace import Workspace
+from bertvision.pipelines.workspace.workspace import FILE, Workspace
 
 if TYPE_CHECKING:
     from bertvision.pipelines.workspace.dataset import Dataset
@@ -146,7 +146,8 @@ def adding_data(
     """As `open_data`, around the job that the data are for.
 
     If the job is refused before anything is stored of data that are new, they are as if they had
-    not been named, so that they can be named with other settings.
+    not been named, so that they can be named with other settings; likewise a workspace that was
+    made for them.
 
     Args:
         workspace: as there, likewise ``model``, ``task``, ``data`` and ``settings``.
@@ -160,13 +161,28 @@ def adding_data(
         The workspace, and the name of the data set (None: its own).
     """
     space, dataset = planned_data(workspace, model, task, data, **settings)
+    is_made, has_folder = not (space.root / FILE).is_file(), space.root.is_dir()
     is_new = dataset.keep()
     try:
         yield space.ensure_written(), dataset.name
     except BertvisionError:
         if is_new and not _is_stored(space.at(store), str(dataset.name)):
             record_path(space.root, str(dataset.name)).unlink(missing_ok=True)
+            if is_made:
+                _unmake(space.root, has_folder)
         raise
+
+
+def _unmake(root: Path, has_folder: bool) -> None:
+    """Remove a workspace that has nothing but its settings, and its folder if it was made too."""
+    with suppress(OSError):  # another process uses it, or a file is not ours
+        folder = record_path(root, "a").parent
+        if folder.is_dir():
+            folder.rmdir()
+        if [path.name for path in root.iterdir()] == [FILE]:
+            (root / FILE).unlink()
+            if not has_folder:
+                root.rmdir()
 
 
 def _is_stored(space: Workspace, dataset: str) -> bool:

@@ -98,7 +98,8 @@ def _laboratory(workspace: Workspace, splits: _Stored) -> list[str]:
     """Where nothing is left undone: all other heads, and what came out."""
     learns = find_task(workspace.config.task.name).learns
     commands = ["bertvision sweep"] if learns and not _swept(workspace, splits) else []
-    if (learns or (workspace.root / "probes").is_dir()) and not _is_reported(workspace):
+    probed = any((workspace.root / room).is_dir() for room in ("probes", "ridge_probes"))
+    if (learns or probed) and not _is_reported(workspace):
         commands.append("bertvision report")
     return commands
 

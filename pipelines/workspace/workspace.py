@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 FILE = "bertvision.yaml"
 RESULTS = (
     *("bert", "quantised", "heads", "ensembles"),
-    *("probes", "ranking", "similarity", "analysis", "latency"),
+    *("probes", "ridge_probes", "ranking", "similarity", "analysis", "latency"),
 )
 """Folders of what was found, which a report shows."""
 
