@@ -49,7 +49,9 @@ _MODULES = {
     "featurestore.split": ("ActivationSplit",),
     "featurestore.batch": ("ActivationBatch",),
     "featurestore.stream": ("ActivationLoader",),
+    "featurestore.tokens.mixture": ("TokenMixture",),
     "featurestore.tokens.stream": ("TokenStream",),
+    "featurestore.tokens.transform": ("TokenTransform",),
     "featurestore.tokens.feed": ("TokenBatch",),
     "featurestore.sampler": ("Sampler", "SequentialSampler", "ShuffleSampler"),
     "featurestore.format.plan": ("ShardPlan",),
@@ -107,7 +109,9 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.featurestore.store import ActivationStore as ActivationStore
     from bertvision.featurestore.stream import ActivationLoader as ActivationLoader
     from bertvision.featurestore.tokens.feed import TokenBatch as TokenBatch
+    from bertvision.featurestore.tokens.mixture import TokenMixture as TokenMixture
     from bertvision.featurestore.tokens.stream import TokenStream as TokenStream
+    from bertvision.featurestore.tokens.transform import TokenTransform as TokenTransform
     from bertvision.featurestore.writing.appending import ActivationWriter as ActivationWriter
     from bertvision.jobs.doctor import doctor as doctor
     from bertvision.jobs.dry_run import dry_run as dry_run

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from bertvision.errors import CorruptStoreError, InputError
+from bertvision.errors import CorruptStoreError, InputError, counted, whole_number
 from bertvision.featurestore.batch import ActivationBatch
 from bertvision.featurestore.format.keeping import KEPT_POSITION
 from bertvision.featurestore.format.shard import ShardReader
@@ -225,6 +225,41 @@ class ActivationSplit(SplitReader, Sequence[torch.Tensor]):
         return TokenStream(
             self, layers, batch_size=batch_size, shuffle=shuffle, seed=seed, **options
         )
+
+    def hold_out(
+        self, fraction: float, seed: int = 0
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Part the examples into those to train on and those that are held out.
+
+        The choice follows from seed and ``example_id``, so that splits of the same examples, of
+        other layers or checkpoints, are parted alike whatever the order of storage.
+
+        Args:
+            fraction: Part of the examples that is held out, above 0 and below 1.
+            seed: Seed of the choice.
+
+        Returns:
+            Positions to train on and positions held out, both ascending: ``examples`` of `tokens`.
+
+        Raises:
+            InputError: one of the parts would be empty.
+
+        Examples:
+            >>> split = bertvision.ActivationStore.open("activations")["1e/train"]
+            >>> train, held_out = split.hold_out(0.1)
+            >>> stream = split.tokens(-1, examples=train)
+            >>> set(next(iter(stream)).examples.tolist()) <= set(train.tolist())
+            True
+        """
+        seed = whole_number("seed", seed, 0)
+        if not 0 < fraction < 1 or not 0 < (count := round(fraction * len(self))) < len(self):
+            raise InputError(
+                f"a fraction of {fraction} of {counted(len(self), 'example')}: give one above 0 "
+                "and below 1 that leaves an example in each part"
+            )
+        ordered = np.argsort(self.plan.example_id, kind="stable")
+        drawn = np.random.default_rng([seed, 3]).permutation(len(self))
+        return np.sort(ordered[drawn[count:]]), np.sort(ordered[drawn[:count]])
 
     def top(self, direction: npt.ArrayLike, layer: int | str = -1, k: int = 10) -> list[TopToken]:
         """The tokens that lie furthest along a direction, of all tokens of the split.

@@ -30,6 +30,7 @@ from bertvision.featurestore.readahead import (
 )
 from bertvision.featurestore.reader import Empty, SplitReader
 from bertvision.featurestore.tokens.order import KeptTokens, TokenCuts, TokenOrder
+from bertvision.featurestore.tokens.transform import TokenTransform
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -45,6 +46,7 @@ class TokenBatch:
         examples: (n,) int64 the example of the split that each token is of.
         positions: (n,) int64 its place in that example.
         side_by_side: whether vectors have an axis of layers.
+        transform: what decoded vectors go through before they are scaled, or None.
 
     Examples:
         >>> split = bertvision.ActivationStore.open("activations")["1e"]["train"]
@@ -67,6 +69,7 @@ class TokenBatch:
     examples: Tensor
     positions: Tensor
     side_by_side: bool
+    transform: TokenTransform | None = None
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -98,6 +101,8 @@ class TokenBatch:
             out: contiguous memory for them, of the batch's `shape`; new memory by default.
         """
         states = decode(self.codes, self.scale, self.stats, dtype, out)
+        if self.transform is not None:
+            states = self.transform(states)
         if self.factors is not None:
             states = torch.mul(states, self.factors.to(dtype)[:, None], out=out)
         return states if self.side_by_side else states[:, 0]
@@ -116,6 +121,7 @@ class TokenBatch:
             factors=None if self.factors is None else move(self.factors),
             examples=move(self.examples),
             positions=move(self.positions),
+            transform=self.transform and self.transform.to(device, non_blocking),
         )
 
 
@@ -353,6 +359,7 @@ class TokenFeed:
         order_of: the order of an epoch.
         cuts: how an epoch is cut into batches.
         factors: (layers,) float32 that vectors are multiplied by, or None.
+        transform: what vectors go through before, or None.
         readers: threads that read.
 
     Attributes:
@@ -368,6 +375,7 @@ class TokenFeed:
         order_of: Callable[[int], TokenOrder],
         cuts: TokenCuts,
         factors: torch.Tensor | None,
+        transform: TokenTransform | None,
         readers: int,
     ) -> None:
         self._split, self._positions, self._side_by_side = split, positions, side_by_side
@@ -376,7 +384,11 @@ class TokenFeed:
         self._readers, self._early = readers, early_shards(split, len(positions), readers)
         self._ring: ShardRing | None = None
         self._stats, self._factors = split.stats_of(positions), factors
-        if self._stats is not None and factors is not None:
+        if self._stats is not None and transform is not None and transform.matrix is None:
+            self._stats = ChannelStats(self._stats.mean - transform.mean, self._stats.std)
+            transform = None
+        self._transform = transform
+        if self._stats is not None and factors is not None and transform is None:
             self._stats = ChannelStats(*(x * factors[:, None] for x in self._stats))
             self._factors = None
         self.vectors_memory = DecodedMemory()
@@ -488,6 +500,7 @@ class TokenFeed:
             examples=torch.from_numpy(tokens[0]),
             positions=torch.from_numpy(tokens[1]),
             side_by_side=self._side_by_side,
+            transform=self._transform,
         )
 
     def _take(self, shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any]:

@@ -67,6 +67,7 @@ def kept_tokens(
     split: SplitReader,
     without: Collection[int] = (),
     keep: str | npt.ArrayLike | None = None,
+    examples: npt.ArrayLike | None = None,
 ) -> KeptTokens:
     """Choose the tokens of a split.
 
@@ -75,10 +76,11 @@ def kept_tokens(
         without: vocabulary indices that are left out, as ``input_ids`` has them.
         keep: a per-token array of the split by its name, or such an array, (token axis,) as
             `SplitReader.array` gives one: tokens are left out where it is 0 or False.
+        examples: (n,) positions of the examples whose tokens are chosen; None is all.
 
     Raises:
         UnknownNameError: the split has no such array, or no ``input_ids``.
-        InputError: ``without`` or ``keep`` is something else, or no token is left.
+        InputError: ``without``, ``keep`` or ``examples`` is something else, or no token is left.
     """
     plan = split.plan
     real = tokens_of_shards(plan)
@@ -93,7 +95,7 @@ def kept_tokens(
         raise InputError(
             f"without has {wrong}: give vocabulary indices, from 0 to 2^31 - 1, such as [101, 102]"
         )
-    if not len(left_out) and keep is None:
+    if not len(left_out) and keep is None and examples is None:
         return KeptTokens(real)
     axis = plan.n_shards, plan.shard_tokens
     is_kept = np.arange(plan.shard_tokens) < real[:, None]  # (shards, shard_tokens)
@@ -113,13 +115,34 @@ def kept_tokens(
                 "for a token that is left out, any other number for one that is kept"
             )
         is_kept &= given.reshape(axis) != 0
+    if examples is not None:
+        wanted = _example_mask(split, examples)
+        for shard in range(plan.n_shards):
+            own, _ = split.token_places(shard)
+            is_kept[shard, : len(own)] &= wanted[own]
     chosen = KeptTokens(real, np.packbits(is_kept, axis=1))
     if not chosen.counts.any():
         raise InputError(
             f"all {counted(int(real.sum()), 'token')} of {split.name} are left out: "
-            "name fewer in without, or another array in keep"
+            "name fewer in without, or others in keep or examples"
         )
     return chosen
+
+
+def _example_mask(split: SplitReader, examples: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+    """(examples,) whether each is named."""
+    total, given = split.record.examples, np.asarray(examples)
+    if given.ndim != 1 or given.dtype.kind not in "iu" or not len(given):
+        raise InputError(
+            f"examples is {given.dtype} of shape {given.shape}: give positions of examples of "
+            f"{split.name}, from 0 to {total - 1}, such as those of split.hold_out(0.05)"
+        )
+    if given.min() < 0 or given.max() >= total:
+        wrong = given[(given < 0) | (given >= total)][0]
+        raise InputError(f"examples has {wrong}: {split.name} has 0 to {total - 1}")
+    mask = np.zeros(total, bool)
+    mask[given] = True
+    return mask
 
 
 def tokens_of_shards(plan: ShardPlan) -> npt.NDArray[np.int64]:

@@ -35,11 +35,20 @@ from bertvision.featurestore.tokens.order import (
     rank_bounds,
     token_order,
 )
+from bertvision.featurestore.tokens.transform import (
+    TokenTransform,
+    TransformName,
+    sample_shards,
+    short_tokens,
+)
 
-_SHARDS = 32  # of 4,096 tokens: the mean norm is within 0.1 % where norms differ by a third
 
-
-def mean_norms(split: SplitReader, positions: Sequence[int], selection: KeptTokens) -> Tensor:
+def mean_norms(
+    split: SplitReader,
+    positions: Sequence[int],
+    selection: KeptTokens,
+    center: Tensor | None = None,
+) -> Tensor:
     """The mean Euclidean norm of the kept tokens of at most 32 shards, evenly spread.
 
     They are the shards of the split, whatever the order, rank or epoch of a stream, so that every
@@ -50,6 +59,7 @@ def mean_norms(split: SplitReader, positions: Sequence[int], selection: KeptToke
         split: Split to read.
         positions: Places on the stored layer axis.
         selection: the tokens that count.
+        center: (layers, hidden) vectors that are taken off before.
 
     Returns:
         (layers,) float64.
@@ -58,13 +68,13 @@ def mean_norms(split: SplitReader, positions: Sequence[int], selection: KeptToke
         CorruptStoreError: what is stored is damaged.
         InputError: the mean norm of a layer is 0, or not finite.
     """
-    shards = np.flatnonzero(selection.counts)
-    chosen = shards[np.linspace(0, len(shards) - 1, min(len(shards), _SHARDS)).round().astype(int)]
-    total = np.zeros(len(positions))
-    for shard in chosen.tolist():
+    chosen, total = sample_shards(selection), np.zeros(len(positions))
+    origins = np.zeros(len(positions), np.float32) if center is None else center.numpy()
+    for shard in chosen:
         rows = selection.of_shard(shard)
         for i, states in enumerate(decoded_layers(split, shard, positions, any_order=True)):
-            total[i] += np.linalg.norm(states[rows], axis=1).sum(dtype=np.float64)
+            own = np.linalg.norm(states[rows] - origins[i], axis=1)
+            total[i] += own.sum(dtype=np.float64)
     norms = total / selection.counts[chosen].sum()
     for position, norm in zip(positions, norms.tolist(), strict=True):
         if not 0 < norm < math.inf:
@@ -106,12 +116,21 @@ class TokenStream:
             ``all_special_ids``.
         keep: a per-token array of the split by its name, or such an array: tokens where it is 0 or
             False are left out.
+        examples: (n,) positions of the examples whose tokens are streamed, such as a part of
+            `ActivationSplit.hold_out`; by default of all.
+        max_norm: Largest norm of a token's vector in each of the layers: a number, or such as
+            ``"10x"``, times the median norm of the layer. Longer tokens are left out, and counted
+            in ``too_long``; all shards are read once for it.
+        transform: ``center`` takes the mean vector of a layer off, ``whiten`` also gives its
+            vectors the identity as their covariance; see `TokenTransform`.
         scaled: vectors are multiplied by `scale_factors`.
         readers: threads that read, by default 2, or 1 where a shard's layers are small and near; 0
             reads in the caller's thread, without read-ahead. Of a remote store more of them wait
             for the server.
 
     Attributes:
+        too_long: Tokens that ``max_norm`` leaves out.
+        transform: The `TokenTransform` of the vectors, or None; its ``inverse`` gives them back.
         batches: that were given out since the beginning of the first epoch.
         wait_seconds: how long the consumer has waited for batches, in all.
 
@@ -144,6 +163,9 @@ class TokenStream:
         mix: int = 0,
         without: Collection[int] = (),
         keep: str | npt.ArrayLike | None = None,
+        examples: npt.ArrayLike | None = None,
+        max_norm: float | str | None = None,
+        transform: TransformName | None = None,
         scaled: bool = False,
         readers: int | None = None,
     ) -> None:
@@ -162,10 +184,25 @@ class TokenStream:
         if readers is None:
             readers = default_readers(split, shard_bytes(split, len(self._positions)))
         self._readers = whole_number("readers", readers, 0)
-        self._kept = kept_tokens(split, without, keep)
+        self._kept = kept_tokens(split, without, keep, examples)
+        self.too_long = 0
+        if max_norm is not None:
+            all_lengths = int(self._kept.counts.sum())
+            self._kept = short_tokens(split, self._positions, self._kept, max_norm)
+            self.too_long = all_lengths - int(self._kept.counts.sum())
+        self.transform = (
+            TokenTransform.of(split, self._positions, self._kept, transform)
+            if transform is not None
+            else None
+        )
         shuffle, endless = truth_value("shuffle", shuffle), truth_value("endless", endless)
         self._seed, self._buffer = seed if shuffle else None, buffer if shuffle else 1
         self._scaled = truth_value("scaled", scaled)
+        if self._scaled and transform == "whiten":
+            raise InputError(
+                "scaled=True with transform='whiten': whitened vectors have a mean square of 1 in "
+                "every channel already; leave scaled out"
+            )
         tokens = int(self._kept.counts.sum())
         if batch_size == 1 and tokens % world_size and not endless:
             raise InputError(
@@ -217,7 +254,8 @@ class TokenStream:
         Raises:
             InputError: the mean norm of a layer is 0, or not finite.
         """
-        norms = mean_norms(self.split, self._positions, self._kept)
+        center = None if self.transform is None else self.transform.mean
+        norms = mean_norms(self.split, self._positions, self._kept, center)
         return norms.reciprocal().mul(math.sqrt(self.split.record.hidden_size)).float()
 
     def state_dict(self) -> dict[str, Any]:
@@ -314,6 +352,7 @@ class TokenStream:
             self.order,
             self._cuts,
             self.scale_factors if self._scaled else None,
+            self.transform,
             self._readers,
         )
 
