@@ -457,6 +457,26 @@ def test_scores_on_other_data_are_those_of_the_same_data_stored(
     assert scored_row.items == 1
 
 
+def test_a_stored_split_of_other_data_is_scored_by_the_names_of_its_classes(
+    classes: Path, tmp_path: Path
+) -> None:
+    """Whatever their order; heads are never scored on classes that they do not tell."""
+    common: dict[str, Any] = {"precision": "32", "workspace": classes}
+    dev = [line.split(",") for line in (classes.parent / "dev.csv").read_text().splitlines()[1:]]
+    for name, no in (("shouted", "NO"), ("never", "never")):
+        lines = [",".join([*texts, no if label == "no" else label]) for *texts, label in dev]
+        path = tmp_path / f"{name}.csv"
+        path.write_text("\n".join(["first,second,label", *lines]))
+        source: dict[str, Any] = {"task": "csv", "data": path, "text": "first", "pair": "second"}
+        bertvision.extract("1e", encoding="float32", **source, **common)
+    assert Workspace.find(classes).dataset("shouted").config.classes == ("NO", "maybe", "yes")
+    (scored,) = bertvision.evaluate("cls-learned-pooling", split="shouted-all", **common)
+    (expected,) = bertvision.evaluate("cls-learned-pooling", **common)
+    assert scored.rules == expected.rules
+    with pytest.raises(InputError, match="classes maybe, never, yes, and heads .* tell maybe, no"):
+        bertvision.evaluate("cls-learned-pooling", split="never-all", **common)
+
+
 def test_scores_on_other_data_have_the_intervals_of_the_report(
     lab: Workspace, classes: Path, scores: Path
 ) -> None:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from bertvision.errors import BertvisionWarning, UnknownNameError, WorkspaceError
+from bertvision.errors import BertvisionWarning, InputError, UnknownNameError, WorkspaceError
 from bertvision.featurestore.batch import ActivationBatch
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.format.records import Provenance
@@ -33,8 +33,11 @@ from bertvision.pipelines.files import (
 from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.precision import Precision, autocast, device, head_precision
 from bertvision.pipelines.progress import progress
+from bertvision.pipelines.reading import StoredName
 from bertvision.pipelines.records import read_record, write_record
+from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.tasks.logits import Logits, WindowIndex
+from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.tasks.task import Task
 from bertvision.pipelines.training.datamodule import decoded
 from bertvision.pipelines.training.trained_head import (
@@ -45,11 +48,40 @@ from bertvision.pipelines.training.trained_head import (
     task_of_kind,
 )
 from bertvision.pipelines.workspace.heads import find_head, head_activations
-from bertvision.pipelines.workspace.records import HeadScores, read_run_config
+from bertvision.pipelines.workspace.records import HeadScores, read_dataset_record, read_run_config
 from bertvision.pipelines.workspace.runs import Run
 from bertvision.pipelines.workspace.workspace import Workspace
 
 _BATCH = 32  # windows
+
+
+def _other_task(workspace: Workspace, split: str) -> TaskConfig | None:
+    """Settings of the data set that a split is of, where it is another task of the same kind."""
+    dataset = StoredName.parse(split).dataset
+    if dataset is None:
+        return None
+    task, own = read_dataset_record(workspace.root, dataset).task, workspace.config.task
+    alike = find_task(task.name).kind == find_task(own.name).kind
+    return task if alike and bool(task.classes) == bool(own.classes) else None
+
+
+def _class_order(workspace: Workspace, split: str) -> list[int] | None:
+    """The index that each class of a split's data set has in the workspace; None of its own data.
+
+    Raises:
+        InputError: the data set has classes that heads of the workspace do not tell.
+    """
+    other, own = _other_task(workspace, split), workspace.config.task.classes
+    if other is None or other.classes == own:
+        return None
+    places = {name.casefold(): i for i, name in enumerate(own)}
+    order = [places.get(name.casefold(), -1) for name in other.classes]
+    if find_task(other.name).kind == "classification" and -1 in order:
+        raise InputError(
+            f"{split} has the classes {', '.join(other.classes)}, and heads of this workspace "
+            f"tell {', '.join(own)}: score them on data with labels among these"
+        )
+    return order
 
 
 def predict(
@@ -58,6 +90,7 @@ def predict(
     split: ActivationSplit,
     precision: Precision,
     desc: str,
+    order: Sequence[int] | None = None,
 ) -> list[Logits]:
     """Logits of every head on every window of a split, in stored order.
 
@@ -67,9 +100,11 @@ def predict(
         split: whole.
         precision: arithmetic of the heads.
         desc: name of the progress bar.
+        order: Index of each class of the split among those of the heads; None where they are the
+            same.
     """
     modules, layers = [head.module for head in heads], heads[0].config.layers
-    windows = _windows_of(split, task)
+    windows = _windows_of(split, task, order)
     arrays = run_over(modules, task, split, precision, desc, layers=layers)
     return [Logits(of_head, windows) for of_head in arrays]
 
@@ -128,16 +163,19 @@ def run_over(
     ]
 
 
-def _windows_of(split: ActivationSplit, task: Task) -> WindowIndex:
-    """The windows of a split as it is stored."""
-    plan = split.plan
+def _windows_of(split: ActivationSplit, task: Task, order: Sequence[int] | None) -> WindowIndex:
+    """The windows of a split as it is stored, labels as the heads count them."""
+    plan, items = split.plan, task.items_of(split.table())
+    if order is not None and task.kind == "classification":
+        labels = (None if item.label is None else order[item.label] for item in items)
+        items = [x._replace(label=label) for x, label in zip(items, labels, strict=True)]
     offset_mapping = None
     if task.of_tokens:
         n = plan.n_tokens.astype(np.int64)
         within = np.arange(plan.total_tokens) - np.repeat(np.cumsum(n) - n, n)
         offset_mapping = split.array("offset_mapping")[np.repeat(plan.first_token, n) + within]
     return WindowIndex(
-        task.items_of(split.table()),
+        items,
         plan.n_tokens,
         # of sentences a window is an item, whose row in the data the plan knows
         split.labels.get("question_index", plan.example_id).astype(np.int32),
@@ -209,8 +247,10 @@ def evaluate_across(
         groups.setdefault((reads, head.config.layers), {})[folder] = head
     for (reads, _), group in groups.items():  # all of them, before the first pass
         scored = head_activations(workspace, tag, reads.tokens, split)
+        other = _other_task(workspace, split)
         for folder, head in group.items():
-            head.check_fits(scored, folder.name)
+            head.check_fits(scored, folder.name, any_task=other is not None)
+            _class_order(workspace, split)
     _warn_of_no_threshold(workspace, {reads for reads, _ in groups}, tag, split)
     results: dict[Path, HeadScores] = {}
     for (reads, _), group in groups.items():
@@ -314,7 +354,8 @@ def _evaluate(
     scored = splits[split]
     task = task_of_kind(reads.kind, workspace.config.task.name)
     loaded = list(heads.values())
-    predicted = predict(loaded, task, scored, precision, f"evaluate on {scored.name}")
+    order = _class_order(workspace, split)
+    predicted = predict(loaded, task, scored, precision, f"evaluate on {scored.name}", order)
     tune: Sequence[Logits | None] = [None] * len(heads)
     if (held_out := splits.get("tune", scored)) is not scored:
         tune = predict(loaded, task, held_out, precision, f"threshold on {held_out.name}")

@@ -37,12 +37,13 @@ class LoadedHead(NamedTuple):
     module: nn.Module
     config: RunConfig
 
-    def check_fits(self, split: ActivationSplit, name: str) -> None:
+    def check_fits(self, split: ActivationSplit, name: str, *, any_task: bool = False) -> None:
         """Make sure that a split's activations are what the head was trained on, or alike.
 
         Args:
             split: Name that it is to be given.
             name: Name of the head, for the message.
+            any_task: Whether the texts may be those of another task, whose labels fit.
 
         Raises:
             ProvenanceError: they lack its layers, are of another model or task, or of sites.
@@ -55,7 +56,8 @@ class LoadedHead(NamedTuple):
                 f"{config.hidden_size}; {split.name} holds layers {list(record.layers)} of width "
                 f"{record.hidden_size}"
             )
-        if difference := first_difference(config.activations, record.provenance, _SAME):
+        same = [field for field in _SAME if not any_task or field != "task"]
+        if difference := first_difference(config.activations, record.provenance, same):
             field, there, here = difference
             raise ProvenanceError(
                 f"{name} was trained with {field} = {there!r}, {split.name} was extracted with "
