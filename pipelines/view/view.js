@@ -115,7 +115,7 @@ function cellAt(r, c) { return $("grid").tBodies[0].rows[r].cells[c]; }
 function rowOf(cell) { return data.groups[group][1] + Number(cell.parentNode.dataset.r); }
 function told(cell) {
   const row = rowOf(cell), c = Number(cell.dataset.c), kept = data.measures[measure];
-  const place = "“" + label(row) + "”, token " + (row - exampleOf(row).first);
+  const place = "“" + label(row) + "”, token " + (data.places ? data.places[row] : row - exampleOf(row).first);
   if (c === 0) return place;
   const i = row * kept.columns.length + c - 1;
   const word = data.lens && data.lens.measure === measure ? " “" + data.lens.words[data.lens.index[i]] + "”" : "";

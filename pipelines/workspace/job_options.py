@@ -28,6 +28,10 @@ DATA = Option("Where the data are, to be said once: a file, a folder or a data s
 TEXT = Option("Column of the texts (tasks csv and text; default text).")
 PAIR = Option("Column of the second texts (task csv).")
 LABEL = Option("Column of the labels (task csv; default label).")
+KEEP = Option(
+    "Tokens to keep of each window or text: completion, from:N (all but the first N), every:N "
+    "(one of N), or the name of a mask field."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,13 +225,7 @@ class ExtractOptions(Options):
         tuple[str, ...] | None,
         Option("Other sites than hidden states, such as blocks.*.hook_mlp_out (docs/sites.md)."),
     ] = None
-    keep: Annotated[
-        str | None,
-        Option(
-            "Tokens to keep of each window: completion, from:N (all but the first N), every:N (one "
-            "of N), or the name of a mask field."
-        ),
-    ] = None
+    keep: Annotated[str | None, KEEP] = None
     """Stored as ``train-kept``."""
     precision: Annotated[
         PrecisionName, Option("Arithmetic: 32, bf16, or auto, which is bf16 where it is native.")
@@ -366,6 +364,7 @@ class GenerateOptions(Options):
             "'blocks.*.hook_mlp_out' (docs/sites.md)."
         ),
     ] = None
+    keep: Annotated[str | None, KEEP] = None
     encoding: Annotated[EncodingName, Option(f"{ENCODING_NAMES}.")] = "int8"
     permute: Annotated[
         int | None, Option("Seed of a stored order that mixes neighbours.", ge=0)
@@ -373,3 +372,8 @@ class GenerateOptions(Options):
     precision: Annotated[
         PrecisionName, Option("Arithmetic: 32, bf16, or auto, which is bf16 where it is native.")
     ] = "auto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.keep is not None:
+            Keep.parse(self.keep)
