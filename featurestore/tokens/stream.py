@@ -107,6 +107,7 @@ class TokenStream:
         keep: a per-token array of the split by its name, or such an array: tokens where it is 0 or
             False are left out.
         scaled: vectors are multiplied by `scale_factors`.
+        logits: Whether batches have the log-probabilities of next tokens.
         readers: threads that read, by default 2, or 1 where a shard's layers are small and near; 0
             reads in the caller's thread, without read-ahead. Of a remote store more of them wait
             for the server.
@@ -145,6 +146,7 @@ class TokenStream:
         without: Collection[int] = (),
         keep: str | npt.ArrayLike | None = None,
         scaled: bool = False,
+        logits: bool = False,
         readers: int | None = None,
     ) -> None:
         self.split = split.require_complete(any_order=True)
@@ -166,6 +168,9 @@ class TokenStream:
         shuffle, endless = truth_value("shuffle", shuffle), truth_value("endless", endless)
         self._seed, self._buffer = seed if shuffle else None, buffer if shuffle else 1
         self._scaled = truth_value("scaled", scaled)
+        self._logits = truth_value("logits", logits)
+        if self._logits:
+            split.require_logits()
         tokens = int(self._kept.counts.sum())
         if batch_size == 1 and tokens % world_size and not endless:
             raise InputError(
@@ -315,6 +320,7 @@ class TokenStream:
             self._cuts,
             self.scale_factors if self._scaled else None,
             self._readers,
+            self._logits,
         )
 
     def set_epoch(self, epoch: int) -> None:

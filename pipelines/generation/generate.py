@@ -19,6 +19,7 @@ from torch import Tensor
 from bertvision.errors import DiskSpaceError, InputError, counted
 from bertvision.featurestore.creation import SplitSpec
 from bertvision.featurestore.format.keeping import Keep
+from bertvision.featurestore.format.logits import LOGITS, TopLogits, TopRule
 from bertvision.featurestore.format.plan import SHARD_TOKENS, ShardPlan
 from bertvision.featurestore.format.records import Provenance
 from bertvision.featurestore.split import ActivationSplit
@@ -54,6 +55,8 @@ class Continued(NamedTuple):
     """(tokens, layers, hidden) float32 on the CPU."""
     finish_reason: int
     """See `FINISH_REASONS`."""
+    next_tokens: TopLogits | None
+    """The most probable next tokens of each, arrays of NumPy, where they are asked for."""
 
 
 def go_on(
@@ -94,6 +97,9 @@ def go_on(
         [states_of_prompt[-len(p.ids) :]]
         for p, states_of_prompt in zip(prompts, given.states, strict=True)
     ]
+    tops: list[list[TopLogits]] = [[] for _ in prompts]
+    for row, top in enumerate(given.next_tokens or ()):
+        tops[row].append(top)
     written: list[list[int]] = [[] for _ in prompts]
     reasons: dict[int, int] = {}
     rows, logits = list(range(len(prompts))), given.logits
@@ -113,6 +119,8 @@ def go_on(
             row, token = rows[place], int(tokens[place])
             written[row].append(token)
             states[row].append(given.states[place])
+            if given.next_tokens is not None:
+                tops[row].append(given.next_tokens[place])
             if token in stops:
                 reasons[row] = 0
             elif len(written[row]) == limits[row]:
@@ -131,6 +139,7 @@ def go_on(
             len(prompt.ids),
             torch.cat(states[row]),
             reasons[row],
+            TopLogits.joined(tops[row]) if tops[row] else None,
         )
         for row, prompt in enumerate(prompts)
     ]
@@ -207,7 +216,8 @@ class Generation:
             self._sites = choose_sites(options.sites, config.model_type, depth)
             self._layers = tuple(range(len(self._sites)))
         self._precision = resolve_precision(options.precision)
-        self._decoder = Decoder(loaded.model, self._layers, self._precision, self._sites)
+        top = None if options.logits is None else TopRule.parse(options.logits)
+        self._decoder = Decoder(loaded.model, self._layers, self._precision, self._sites, top)
         self._hidden = int(config.hidden_size)
         self._loaded, self._prompts, self._options = loaded, prompts, options
         self._most = [
@@ -243,6 +253,7 @@ class Generation:
             encoding=self._options.encoding,
             shard_tokens=self._shard_tokens,
             keep=self._options.keep,
+            logits=self._options.logits,
             tokenizer=self._loaded.tokenizer,
             provenance=self._made_from(),
         ) as writer:
@@ -279,7 +290,9 @@ class Generation:
         return kept
 
     def _stored_as(self) -> tuple[str, tuple[int, ...], int, Provenance]:
-        return self._options.encoding, self._layers, self._hidden, {}
+        logits = self._options.logits
+        made_from: Provenance = {} if logits is None else {LOGITS: logits}
+        return self._options.encoding, self._layers, self._hidden, made_from
 
     def _made_from(self) -> Provenance:
         """Everything that the tokens and their states depend on, causes first."""
@@ -372,6 +385,7 @@ class Generation:
                             input_ids=text.input_ids,
                             labels={"finish_reason": text.finish_reason, "prompt": row},
                             fields={"generated": generated.astype(np.uint8)},
+                            logits=text.next_tokens,
                         )
 
     def _batches(self) -> list[list[int]]:

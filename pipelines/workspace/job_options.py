@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from bertvision.errors import InputError
 from bertvision.featurestore.format.keeping import Keep
 from bertvision.featurestore.format.layout import ENCODING_NAMES, EncodingName, get_encoding
+from bertvision.featurestore.format.logits import TopRule
 from bertvision.featurestore.format.names import CompressionName, NonFinite, SnapshotTag
 from bertvision.pipelines.options import Option, Options, PrecisionName
 from bertvision.pipelines.poolings import POOLING_NAMES, TokenPooling, check_pooling
@@ -31,6 +32,10 @@ LABEL = Option("Column of the labels (task csv; default label).")
 KEEP = Option(
     "Tokens to keep of each window or text: completion, from:N (all but the first N), every:N "
     "(one of N), or the name of a mask field."
+)
+LOGITS = Option(
+    "Log-probabilities of the next token to keep beside each token of a decoder: top:K, of the K "
+    "most probable ones."
 )
 
 
@@ -227,6 +232,7 @@ class ExtractOptions(Options):
     ] = None
     keep: Annotated[str | None, KEEP] = None
     """Stored as ``train-kept``."""
+    logits: Annotated[str | None, LOGITS] = None
     precision: Annotated[
         PrecisionName, Option("Arithmetic: 32, bf16, or auto, which is bf16 where it is native.")
     ] = "auto"
@@ -255,9 +261,12 @@ class ExtractOptions(Options):
             raise InputError(f"--layers {self.layers}: name blocks in --sites, as blocks.3.*")
         if self.keep is not None:
             Keep.parse(self.keep)
-            if self.tokens not in (None, ("all",)):
+        if self.logits is not None:
+            TopRule.parse(self.logits)
+        for name, rule in (("keep", self.keep), ("logits", self.logits)):
+            if rule is not None and self.tokens not in (None, ("all",)):
                 raise InputError(
-                    f"--keep {self.keep} beside --pool {','.join(self.tokens)}: poolings are of "
+                    f"--{name} {rule} beside --pool {','.join(self.tokens)}: poolings are of "
                     "all tokens of a window; leave one of the two out"
                 )
 
@@ -365,6 +374,7 @@ class GenerateOptions(Options):
         ),
     ] = None
     keep: Annotated[str | None, KEEP] = None
+    logits: Annotated[str | None, LOGITS] = None
     encoding: Annotated[EncodingName, Option(f"{ENCODING_NAMES}.")] = "int8"
     permute: Annotated[
         int | None, Option("Seed of a stored order that mixes neighbours.", ge=0)
@@ -377,3 +387,5 @@ class GenerateOptions(Options):
         super().__post_init__()
         if self.keep is not None:
             Keep.parse(self.keep)
+        if self.logits is not None:
+            TopRule.parse(self.logits)
