@@ -200,6 +200,24 @@ def test_generated_texts_have_theirs(space: Workspace, tmp_path: Path) -> None:
             check_same(split.logits(i), due.map(itemgetter(split.positions(i))))
 
 
+def test_the_output_layer_is_computed_in_float32_whatever_the_precision(
+    space: Workspace, tmp_path: Path
+) -> None:
+    """One of bfloat16 would give a few values alone, and equal ones in a row."""
+    options: dict[str, Any] = {"max_new_tokens": 4, "precision": "bf16", "logits": "top:20"}
+    model, data = space.config.model.name_or_path, space.root.parent / "texts.jsonl"
+    bertvision.generate("0e/s", model=model, data=data, store=tmp_path, **options)
+    split = ActivationStore.open(tmp_path)["0e/s"]
+    whole = AutoModelForCausalLM.from_pretrained(model).eval()
+    for i in range(len(split)):
+        top, due = split.logits(i), expected(whole, ids_of(split, i), 20)
+        torch.testing.assert_close(
+            top.topk_logprobs.double(), due.topk_logprobs, atol=0.05, rtol=0.01
+        )
+        assert not torch.equal(top.topk_logprobs.bfloat16().float(), top.topk_logprobs)
+        assert len(top.topk_logprobs.unique()) > 0.95 * top.topk_logprobs.numel()
+
+
 def test_shuffled_tokens_keep_theirs(tmp_path: Path) -> None:
     made = Made([9, 20, 31, 5, 17], top=3, shard_tokens=32)
     source = made.write(tmp_path)
