@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bertvision.errors import counted
 from bertvision.featurestore.format.encoding import ChannelStats, decode
+from bertvision.featurestore.format.logits import TopLogits
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -29,6 +30,7 @@ class ActivationBatch:
         labels: per-example arrays of the split by name, each (batch, …).
         memory: Source of memory for decoded states, by shape and dtype; new memory where it is
             None.
+        logits: Log-probabilities of the next tokens, (tokens, …) each, where they were asked for.
 
     Examples:
         >>> split = bertvision.ActivationStore.open("activations")["1e"]["train"]
@@ -49,6 +51,7 @@ class ActivationBatch:
     examples: Tensor
     labels: dict[str, Tensor]
     memory: Callable[[tuple[int, ...], torch.dtype], Tensor] | None = None
+    logits: TopLogits | None = None
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -82,6 +85,7 @@ class ActivationBatch:
             lengths=move(self.lengths),
             examples=move(self.examples),
             labels={name: move(x) for name, x in self.labels.items()},
+            logits=self.logits and self.logits.map(move),
         )
 
     def pin_memory(self) -> ActivationBatch:
@@ -93,6 +97,7 @@ class ActivationBatch:
             lengths=self.lengths.pin_memory(),
             examples=self.examples.pin_memory(),
             labels={name: x.pin_memory() for name, x in self.labels.items()},
+            logits=self.logits and self.logits.map(Tensor.pin_memory),
         )
 
     def decode(self, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -27,6 +27,7 @@ from bertvision.featurestore.format.examples import (
 )
 from bertvision.featurestore.format.layout import PLAN_ARRAYS, TRANSFORM_ARRAYS, get_encoding
 from bertvision.featurestore.format.ledger import Ledger, split_names, split_records
+from bertvision.featurestore.format.logits import LOGITS, TOP_LOGITS, TopRule
 from bertvision.featurestore.format.names import CompressionName
 from bertvision.featurestore.format.plan import ShardPlan
 from bertvision.featurestore.format.records import FEATURES, FORMAT, ROOT, ArrayRecord, SplitRecord
@@ -73,6 +74,11 @@ class SplitSpec:
     hidden_size: int
     provenance: Mapping[str, str | int | float | bool | None]
     compression: CompressionName = "none"
+
+    @property
+    def top(self) -> TopRule | None:
+        """Rule of the log-probabilities that are stored beside; None stores none."""
+        return TopRule.parse(self.provenance[LOGITS]) if LOGITS in self.provenance else None
 
 
 def create_split(
@@ -288,7 +294,7 @@ def described(spec: SplitSpec, contents: SplitContents) -> dict[str, Any]:
         "shard_tokens": plan.shard_tokens,
         "permutation_seed": plan.seed,
         "plan_sha256": plan.digest,
-        "requires": tuple(sorted(FEATURES)),
+        "requires": tuple(sorted(FEATURES | ({TOP_LOGITS} if spec.top else set()))),
         "provenance": dict(spec.provenance),
         "versions": library_versions(),
     }

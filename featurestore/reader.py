@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
@@ -28,6 +29,7 @@ from bertvision.featurestore.format.calibration import ERROR, Calibration
 from bertvision.featurestore.format.encoding import ChannelStats, squared_steps
 from bertvision.featurestore.format.examples import read_examples
 from bertvision.featurestore.format.layout import PLAN_ARRAYS, TRANSFORM_ARRAYS, get_encoding
+from bertvision.featurestore.format.logits import OUTPUTS, TopLogits, TopRule
 from bertvision.featurestore.format.plan import ShardPlan
 from bertvision.featurestore.format.records import PLACES
 from bertvision.featurestore.format.shard import ADVICE, ShardReader
@@ -48,13 +50,20 @@ class SplitReader(StoredSplit):
     def array(self, name: str) -> npt.NDArray[Any]:
         """A per-example or per-token array of the split, whole: (examples, …) or (token axis, …).
 
+        Log-probabilities, where the split has some, are read shard by shard.
+
         Raises:
             UnknownNameError: the split has no such array.
+            IncompleteSplitError: log-probabilities are asked for, and shards are missing.
             CorruptStoreError: it is missing or damaged.
         """
+        if self.record.top and name in OUTPUTS:
+            values: npt.NDArray[Any] = getattr(self._all_logits(), name)
+            return values
         if name not in self.record.arrays:
             raise UnknownNameError(
-                f"{self.name} has no array {name!r}: it has {', '.join(sorted(self.record.arrays))}"
+                f"{self.name} has no array {name!r}: it has "
+                f"{', '.join(sorted([*self.record.arrays, *(OUTPUTS if self.record.top else ())]))}"
             )
         record = self.record.arrays[name]
         try:
@@ -248,6 +257,7 @@ class SplitReader(StoredSplit):
         origin = self.record.provenance
         command = f"bertvision extract --checkpoint {self.tag} --split {self.split}"
         command += "" if self.keep is None else f" --keep {self.keep}"
+        command += "" if self.record.top is None else f" --logits {self.record.top}"
         if self.record.is_shuffled:
             source, seed = origin.get("shuffled_from"), origin.get("shuffle_seed")
             command = f"bertvision store shuffle {source} {self.split} --seed {seed}"
@@ -339,6 +349,53 @@ class SplitReader(StoredSplit):
         for shard, first, count, begin, end in zip(*(part.tolist() for part in runs), strict=True):
             scales = None if scale is None else scale[begin:end]
             shard_of(shard).read(first, first + count, positions, codes[:, begin:end], scales)
+
+    def require_logits(self) -> TopRule:
+        """Rule of the log-probabilities beside the tokens.
+
+        Raises:
+            InputError: The split has none.
+        """
+        if self.record.top is None:
+            raise InputError(
+                f"{self.name} has no log-probabilities of next tokens: write it with --logits "
+                "top:64, or store.writer(logits=…)"
+            )
+        return self.record.top
+
+    def gather_logits(
+        self, examples: npt.NDArray[np.int64], shard_of: Callable[[int], ShardReader]
+    ) -> TopLogits:
+        """Log-probabilities of the tokens of some examples, one after another, arrays of NumPy.
+
+        Args:
+            examples: Their positions in the split.
+            shard_of: Gives an open shard.
+
+        Raises:
+            InputError: The split has none.
+            CorruptStoreError: What is stored is damaged.
+        """
+        plan = self.plan
+        ends = np.cumsum(plan.n_tokens[examples], dtype=np.int64)
+        out = self.require_logits().empty(int(ends[-1]))
+        for i in np.argsort(plan.shard[examples], kind="stable").tolist():
+            example, shard = int(examples[i]), int(plan.shard[examples[i]])
+            place = example - int(plan.shard_starts[shard])
+            rows = slice(int(ends[i] - plan.n_tokens[example]), int(ends[i]))
+            shard_of(shard).read_logits(place, place + 1, out.map(itemgetter(rows)))
+        return out
+
+    def _all_logits(self) -> TopLogits:
+        plan = self.require_complete(any_order=True).plan
+        out = self.require_logits().empty(self.record.axis)
+        for shard in range(plan.n_shards):
+            reader = self.open_shard(shard, any_order=True)
+            begin = shard * plan.shard_tokens
+            rows = slice(begin, begin + reader.tokens)
+            reader.read_logits(0, len(plan.examples_of(shard)), out.map(itemgetter(rows)))
+            reader.close()
+        return out
 
     @property
     def label_names(self) -> list[str]:

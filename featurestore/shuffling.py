@@ -39,6 +39,7 @@ from bertvision.featurestore.delegation import ShardAttempt, withdraw
 from bertvision.featurestore.format.arrays import group_key
 from bertvision.featurestore.format.examples import examples_digest
 from bertvision.featurestore.format.ledger import Ledger
+from bertvision.featurestore.format.logits import OUTPUTS, TOP_LOGITS, TopLogits
 from bertvision.featurestore.format.names import check_name
 from bertvision.featurestore.format.plan import ShardPlan
 from bertvision.featurestore.format.records import (
@@ -82,6 +83,8 @@ class Scatter:
         fields: list[Any] = [("codes", codes.dtype, (codes.shape[0], codes.shape[2]))]
         if scale is not None:
             fields.append(("scale", scale.dtype, scale.shape[1:]))
+        for name, shape in source.record.top.shapes.items() if source.record.top else ():
+            fields.append((name, OUTPUTS[name], shape))
         self._row = np.dtype(fields)
         """A token as it lies in a bucket: its codes (layers, width) and scales (layers, …)."""
         self._at_once = max(1, memory // (int(counts.max()) * self._row.itemsize))
@@ -153,7 +156,10 @@ class Scatter:
         positions = range(len(self._source.record.layers))
         codes, scale = self._source.buffers(len(rows), len(positions))
         reader = self._source.open_shard(shard)
-        reader.read(0, len(self._source.plan.examples_of(shard)), positions, codes, scale)
+        examples = len(self._source.plan.examples_of(shard))
+        reader.read(0, examples, positions, codes, scale)
+        if self._source.record.top is not None:
+            reader.read_logits(0, examples, TopLogits(*(rows[name] for name in OUTPUTS)))
         reader.close()
         rows["codes"] = codes.transpose(1, 0, 2)
         if scale is not None:
@@ -184,6 +190,7 @@ class Scatter:
             scale,
             replaced,
             self._copy.transform,
+            TopLogits(*(rows[name] for name in OUTPUTS)) if record.top else None,
         )
         pieces = content.files()
         keys = {name: shard_key(record, name, shard) for name in pieces}
@@ -296,7 +303,7 @@ def _begin(ledger: Ledger, source: ActivationSplit, seed: int) -> None:
     table, record = source.table(), source.record
     fields = record.model_dump(exclude={"arrays"}) | {
         "format": FORMAT,
-        "requires": tuple(sorted(FEATURES | {SHUFFLED})),
+        "requires": tuple(sorted({*FEATURES, SHUFFLED, *({TOP_LOGITS} & {*record.requires})})),
         "split": ledger.split,
         "examples_sha256": examples_digest(table, FORMAT),
         "versions": library_versions(),

@@ -16,6 +16,7 @@ import torch
 from bertvision.errors import CorruptStoreError, InputError, counted, whole_number
 from bertvision.featurestore.batch import ActivationBatch
 from bertvision.featurestore.format.keeping import KEPT_POSITION
+from bertvision.featurestore.format.logits import TopLogits
 from bertvision.featurestore.format.shard import ShardReader
 from bertvision.featurestore.reader import SplitReader
 from bertvision.featurestore.storage.storage import Storage
@@ -79,6 +80,8 @@ class ActivationSplit(SplitReader, Sequence[torch.Tensor]):
         self,
         examples: Sequence[int] | npt.NDArray[np.integer],
         layers: int | str | Sequence[int | str] | None = None,
+        *,
+        logits: bool = False,
     ) -> ActivationBatch:
         """Read some examples, packed in the order given.
 
@@ -86,9 +89,10 @@ class ActivationSplit(SplitReader, Sequence[torch.Tensor]):
             examples: positions in the split.
             layers: indices of hidden states (0 is the embedding output, −1 the last), or names, or
                 one of them; None is all.
+            logits: Whether the batch has the log-probabilities of next tokens.
 
         Raises:
-            InputError: an example or layer is not there.
+            InputError: an example or layer is not there, or the split has no log-probabilities.
             IncompleteSplitError: an example's shard is not committed.
             CorruptStoreError: what is stored is damaged.
         """
@@ -102,7 +106,28 @@ class ActivationSplit(SplitReader, Sequence[torch.Tensor]):
         self._shard(int(self.plan.shard[wanted[0]]))  # what it lacks is said before memory is taken
         codes, scale = self.buffers(int(lengths.sum()), len(positions))
         self.gather(wanted, self._shard, positions, codes, scale)
-        return self.batch(codes, scale, wanted, positions, self.labels)
+        top = self.gather_logits(wanted, self._shard) if logits else None
+        return self.batch(codes, scale, wanted, positions, self.labels, logits=top)
+
+    def logits(self, example: int) -> TopLogits:
+        """The most probable next tokens of each token of an example, for the rows of `__getitem__`.
+
+        Args:
+            example: Its position in the split, negative from the end.
+
+        Returns:
+            ``topk_logprobs`` (seq, k) and ``topk_indices`` (seq, k), the most probable first, and
+            ``tail_mass`` (seq,), tensors.
+
+        Raises:
+            IndexError: There is no such example.
+            InputError: The split has no log-probabilities, or its tokens were shuffled.
+            IncompleteSplitError: Its shard is not committed.
+            CorruptStoreError: What is stored is damaged.
+        """
+        self.require_examples()
+        wanted = np.array([self._position(example)])
+        return self.gather_logits(wanted, self._shard).map(torch.from_numpy)
 
     def _shard(self, shard: int) -> ShardReader:
         """The shard that was read last stays open: neighbours are often read together.
@@ -122,6 +147,7 @@ class ActivationSplit(SplitReader, Sequence[torch.Tensor]):
         positions: Sequence[int],
         labels: Mapping[str, npt.NDArray[Any]],
         memory: Callable[[tuple[int, ...], torch.dtype], torch.Tensor] | None = None,
+        logits: TopLogits | None = None,
     ) -> ActivationBatch:
         """Wrap the filled memory of `buffers` as a batch; nothing is copied but the labels."""
         tensor = torch.from_numpy(codes).transpose(0, 1)
@@ -133,6 +159,7 @@ class ActivationSplit(SplitReader, Sequence[torch.Tensor]):
             examples=torch.from_numpy(examples),
             labels={name: torch.from_numpy(values[examples]) for name, values in labels.items()},
             memory=memory,
+            logits=logits and logits.map(torch.from_numpy),
         )
 
     def __getitem__(self, index: Any) -> Any:

@@ -134,6 +134,7 @@ class ActivationStore(Mapping[str, "SnapshotSplits"]):
         channel_stats: tuple[Tensor | npt.ArrayLike, Tensor | npt.ArrayLike] | None = None,
         nonfinite: NonFinite = "error",
         keep: str | None = None,
+        logits: str | None = None,
         part: int = 0,
     ) -> ActivationWriter:
         """Write hidden states that any code makes, or go on with a split that was begun.
@@ -158,6 +159,8 @@ class ActivationStore(Mapping[str, "SnapshotSplits"]):
                 ``loss_mask`` or ``generated`` is 1; ``from:N``, all but the first N; ``every:N``,
                 one of N; or the name of another mask field. None stores all. Their places are the
                 array ``kept_position``.
+            logits: ``top:K`` stores the log-probabilities of the K most probable next tokens beside
+                each token, of the logits that `ActivationWriter.add` is given; None stores none.
             part: Part of this process among those that write the split at once, such as its rank.
 
         Raises:
@@ -181,6 +184,7 @@ class ActivationStore(Mapping[str, "SnapshotSplits"]):
             channel_stats=channel_stats,
             nonfinite=nonfinite,
             keep=keep,
+            logits=logits,
             part=part,
         )
 

@@ -68,6 +68,7 @@ class ActivationLoader:
             near; 0 reads in the caller's thread, without read-ahead.
         buffer: shards in the shuffle buffer; by default as many as fit in `BUFFER_BYTES`.
         sampler: an order of your own, in place of ``shuffle``, ``seed`` and ``buffer``.
+        logits: Whether batches have the log-probabilities of next tokens.
 
     Attributes:
         sampler: that decides the order.
@@ -101,12 +102,16 @@ class ActivationLoader:
         readers: int | None = None,
         buffer: int | None = None,
         sampler: Sampler | None = None,
+        logits: bool = False,
     ) -> None:
         if readers is not None and readers < 0:
             raise InputError(f"readers is {readers}: it must be 0 or more")
         shuffle = truth_value("shuffle", shuffle)
         self.split = split.require_complete()
         self._positions = split.layer_positions(layers)
+        self._logits = truth_value("logits", logits)
+        if self._logits:
+            split.require_logits()
         if sampler is not None and not isinstance(sampler, Sampler):
             raise InputError(f"sampler is {sampler!r}: give a subclass of bertvision.Sampler")
         if sampler is None:
@@ -269,7 +274,8 @@ class ActivationLoader:
         self, order: EpochOrder, start: int, ending: Callable[[], bool] = sys.is_finalizing
     ) -> Generator[ActivationBatch, None, None]:
         """Batches from ``start`` on, read ahead in threads; their errors are raised here."""
-        self._loaded = LoadedSplit.of(self.split, self._positions, self._loaded)
+        if not self._logits:  # which are read from shards
+            self._loaded = LoadedSplit.of(self.split, self._positions, self._loaded)
         shards: OpenShards | None = None
         if self._loaded is None or not self._loaded.whole:
             shards = OpenShards(self.split, self._positions, order, start, self._readers)
@@ -314,7 +320,10 @@ class ActivationLoader:
             self._loaded.gather(examples, shard_of, codes, scale)
         elif shard_of is not None:
             split.gather(examples, shard_of, positions, codes, scale)
-        return split.batch(codes, scale, examples, positions, split.labels, self._decoded)
+        logits = None
+        if self._logits and shard_of is not None:
+            logits = split.gather_logits(examples, shard_of)
+        return split.batch(codes, scale, examples, positions, split.labels, self._decoded, logits)
 
     def _take(self, shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any]:
         return self._pools[dtype, shape[-1]].take(shape, dtype)

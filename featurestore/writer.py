@@ -21,6 +21,7 @@ from bertvision.featurestore.format.calibration import Calibration
 from bertvision.featurestore.format.encoding import ChannelStats
 from bertvision.featurestore.format.layout import get_encoding
 from bertvision.featurestore.format.ledger import Ledger
+from bertvision.featurestore.format.logits import TopLogits
 from bertvision.featurestore.format.names import SnapshotTag, check_name
 from bertvision.featurestore.format.plan import ShardPlan
 from bertvision.featurestore.format.records import ShardRecord
@@ -36,19 +37,21 @@ from bertvision.featurestore.writing.origin import check_split
 def expected_bytes(plan: ShardPlan, spec: SplitSpec) -> int:
     """Bytes the shards of a split will take, checksums included and before any compression."""
     encoding = get_encoding(spec.encoding)
-    layers = len(spec.layers)
+    layers, beside = len(spec.layers), 0
+    if spec.top is not None:
+        beside = plan.n_shards * (plan.shard_tokens * spec.top.token_bytes + 3 * (4 + 16 + 4))
     codes = encoding.codes_size(spec.hidden_size) * np.dtype(encoding.zarr_dtype).itemsize
     if encoding.transformed:
         # at most: what rounding to the error and coding it takes without predicting anything
         bits = np.log2(1 / encoding.error) + 0.25
         matrices = 2 * layers * spec.hidden_size**2 * np.dtype("float16").itemsize
-        return int(plan.total_tokens * layers * spec.hidden_size * bits / 8 + matrices)
+        return int(plan.total_tokens * layers * spec.hidden_size * bits / 8 + matrices + beside)
     total = plan.shard_tokens * layers * codes + layers * (4 + 16) + 4
     if encoding.quantised:
         groups = int(np.prod(encoding.scale_shape(spec.hidden_size)))
         scale = groups * np.dtype(encoding.scale_dtype).itemsize
         total += plan.shard_tokens * layers * scale + (4 + 16) + 4
-    return int(plan.n_shards * total)
+    return int(plan.n_shards * total + beside)
 
 
 class SplitWriter:
@@ -76,7 +79,12 @@ class SplitWriter:
         return sorted(self._again.union(self.split.missing_shards()))
 
     def write_shard(
-        self, shard: int, codes: Tensor, scale: Tensor | None, nonfinite: int = 0
+        self,
+        shard: int,
+        codes: Tensor,
+        scale: Tensor | None,
+        nonfinite: int = 0,
+        logits: TopLogits | None = None,
     ) -> ShardRecord:
         """Write a whole shard durably, then commit it.
 
@@ -86,6 +94,7 @@ class SplitWriter:
                 where each layer is contiguous.
             scale: (real tokens of the shard, layers, …) or None.
             nonfinite: values that were NaN or infinite and were replaced.
+            logits: Log-probabilities of the real tokens, arrays of NumPy, where the split has some.
 
         Returns:
             The shard's record: this writer's, or where the right to write was lent, that of whoever
@@ -101,7 +110,7 @@ class SplitWriter:
         examples = self.plan.examples_of(shard)
         lengths = self.plan.n_tokens[examples.start : examples.stop].tolist()
         transform = self.split.transform
-        content = ShardContent(record, shard, lengths, codes, scale, nonfinite, transform)
+        content = ShardContent(record, shard, lengths, codes, scale, nonfinite, transform, logits)
         pieces = content.files()
         with full_disk_named(self.ledger.storage):
             self._check_right()

@@ -37,7 +37,8 @@ class Generated(ShownRecord):
                 f"{values['tag']}/{values['split']}: {counted(values['examples'], 'example')}, "
                 f"{values['added']:,} added by this call, {size(values['bytes'])}",
                 f"{counted(values['prompt_tokens'], 'token')} of prompts, "
-                f"{values['generated_tokens']:,} generated; ended: {reasons}",
+                f"{values['generated_tokens']:,} generated"
+                f"{f' (kept: {keep})' if (keep := values['keep']) else ''}; ended: {reasons}",
                 f"layers: {', '.join(map(str, values['layers']))}",
             ]
         )
@@ -62,9 +63,9 @@ def generate(
 ) -> Generated:
     """Continue prompts with a decoder, and store its hidden states.
 
-    The hidden states of all tokens are kept, read and written. A killed generation is finished by
-    the same call, and nothing is stored twice. The likeliest token comes next, or one that is
-    drawn, with ``temperature``.
+    The hidden states of all tokens are kept, read and written, or with ``keep`` those of some. A
+    killed generation is finished by the same call, and nothing is stored twice. The likeliest token
+    comes next, or one that is drawn, with ``temperature``.
 
     Args:
         name: Split to write, such as 0e/answers.
@@ -93,10 +94,12 @@ def generate(
     target = _target(path_of(jsonl), text_of(data) or "")
     place = text_of(store) or str(find_workspace(workspace).activations)
     from bertvision.featurestore.store import ActivationStore
-    from bertvision.pipelines.generation.generate import Generation
+    from bertvision.pipelines.generation.generate import Generation, check_texts
     from bertvision.pipelines.generation.loading import load_decoder
     from bertvision.pipelines.generation.prompts import prompt_date, read_prompts
 
+    if target is not None:
+        check_texts(options.keep)
     loaded = load_decoder(text_of(model) or "", revision)
     date = prompt_date(options.date, loaded.tokenizer, task, place, tag, stored)
     options = replace(options, date=date)

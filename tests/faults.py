@@ -201,7 +201,7 @@ def small(**changed: Any) -> Made:
     """Three shards of few bytes, and few arrays beside them."""
     made = Made(
         [5, 31, 40, 17, 20, 9, 33],
-        **{"encoding": "int8", "layers": 2, "hidden": 4, "shard_tokens": 64, **changed},
+        **{"encoding": "int8", "layers": 2, "hidden": 4, "shard_tokens": 64, "top": 2, **changed},
     )
     made.contents = replace(made.contents, per_token={})
     assert made.plan.n_shards == 3

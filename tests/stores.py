@@ -16,6 +16,7 @@ from bertvision.featurestore.format.calibration import (
 )
 from bertvision.featurestore.format.encoding import encode
 from bertvision.featurestore.format.layout import get_encoding
+from bertvision.featurestore.format.logits import TopLogits
 from bertvision.featurestore.format.plan import ShardPlan
 from bertvision.featurestore.format.shard import shard_key
 from bertvision.featurestore.split import ActivationSplit
@@ -37,6 +38,7 @@ class Made:
         seed: int | None = 0,
         tag: str = "1e",
         split: str = "train",
+        top: int = 0,
     ) -> None:
         rng = np.random.default_rng(7)
         self.hidden_states = [
@@ -63,8 +65,15 @@ class Made:
                 "weights_sha256": "ab",
                 "data_sha256": "cd",
                 "max_length": max(lengths),
+                **({"logits": f"top:{top}"} if top else {}),
             },
         )
+        self.logits: list[TopLogits] | None = None
+        if rule := self.spec.top:
+            self.logits = [
+                rule.of(torch.from_numpy(rng.normal(size=(n, 3 * top)))).map(torch.Tensor.numpy)
+                for n in lengths
+            ]
 
     def stats(self) -> Calibration:
         encoding = get_encoding(self.spec.encoding)
@@ -89,8 +98,14 @@ class Made:
         return ActivationSplit(store, self.spec.tag, self.spec.split)
 
     def write_shard(self, writer: SplitWriter, shard: int) -> None:
-        members = [self.of_stored(i) for i in self.plan.examples_of(shard)]
-        writer.write_shard(shard, *encode(torch.cat(members), writer.split.encoding, writer.stats))
+        stored = self.plan.examples_of(shard)
+        members = [self.of_stored(i) for i in stored]
+        encoded = encode(torch.cat(members), writer.split.encoding, writer.stats)
+        logits = None
+        if self.logits is not None:
+            rows = self.plan.example_id[stored.start : stored.stop].tolist()
+            logits = TopLogits.joined([self.logits[row] for row in rows])
+        writer.write_shard(shard, *encoded, logits=logits)
 
 
 def shard_path(split: ActivationSplit, name: str, shard: int) -> Path:

@@ -19,6 +19,7 @@ from stores import Made, record_path, shard_path
 
 from bertvision.errors import BertvisionError, CorruptStoreError
 from bertvision.featurestore import damage
+from bertvision.featurestore.format.logits import TopLogits
 from bertvision.featurestore.split import ActivationSplit
 
 LENGTHS = [5, 31, 40, 17, 20, 9, 33]
@@ -27,7 +28,9 @@ PLACE = re.compile(r"shard \d|\d{5}\.json|split\.json|array \w+|\.parquet|zarr\.
 
 def make(encoding: str, compression: str) -> Made:
     made = Made(
-        LENGTHS, encoding=encoding, compression=compression, layers=2, hidden=6, shard_tokens=64
+        *(LENGTHS,),
+        **{"encoding": encoding, "compression": compression, "layers": 2, "hidden": 6},
+        **{"shard_tokens": 64, "top": 3 if encoding == "int4" else 0},
     )
     assert made.plan.n_shards == 3
     return made
@@ -45,6 +48,14 @@ class Stored:
         self.labels = split.labels["start_positions"]
         self.token_ids = split.array("input_ids")
         self.table = split.table()
+        self.logits = self.of_logits(split)
+
+    @staticmethod
+    def of_logits(split: ActivationSplit) -> TopLogits | None:
+        """Log-probabilities of all examples, where there are some."""
+        if split.record.top is None:
+            return None
+        return split.read(range(len(split)), logits=True).logits
 
     def open(self) -> ActivationSplit:
         return ActivationSplit(self.root, "1e", "train")
@@ -56,6 +67,8 @@ class Stored:
         assert np.array_equal(split.labels["start_positions"], self.labels)
         assert np.array_equal(split.array("input_ids"), self.token_ids)
         assert not table or split.table().equals(self.table)
+        if self.logits is not None:
+            assert all(map(torch.equal, self.of_logits(split) or (), self.logits))
 
     def found(self) -> list[str]:
         """Problems that `verify` finds, or the error with which the split is refused."""

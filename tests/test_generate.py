@@ -172,6 +172,62 @@ def test_some_layers_are_kept_and_encoded(gpt2: Path, prompts: Path, tmp_path: P
         assert float((some[i] - truth).norm()) < 0.02 * float(truth.norm())
 
 
+@pytest.mark.parametrize("keep", ["completion", "from:1", "every:3", "generated"])
+def test_kept_tokens_are_those_of_a_whole_generation(
+    keep: str, gpt2: Path, prompts: Path, tmp_path: Path
+) -> None:
+    whole = generate(gpt2, prompts, tmp_path / "whole")
+    some = generate(gpt2, prompts, tmp_path / "some", keep=keep)
+    assert some.keep == keep
+    ids, mask = whole.array("input_ids"), whole.array("generated")
+    for key, (i, span) in spans(some).items():
+        example, of_whole = spans(whole)[key]
+        new = mask[of_whole] == 1
+        places = {
+            "from:1": np.arange(len(new)) >= 1,
+            "every:3": np.arange(len(new)) % 3 == 0,
+        }.get(keep, new)
+        assert some.positions(i).tolist() == np.flatnonzero(places).tolist()
+        assert some.array("input_ids")[span].tolist() == ids[of_whole][places].tolist()
+        assert torch.equal(some[i], whole[example][places])
+    if keep in ("completion", "generated"):
+        texts = bertvision.generated_texts("0e/s", store=tmp_path / "some")
+        everything = bertvision.generated_texts("0e/s", store=tmp_path / "whole")
+        assert [t.completion for t in texts] == [t.completion for t in everything]
+        assert {t.prompt for t in texts} == {""}
+    else:
+        with pytest.raises(InputError, match=f"--keep {keep} stores some of them"):
+            bertvision.generated_texts("0e/s", store=tmp_path / "some")
+    again = bertvision.generate(
+        "0e/s",
+        model=gpt2,
+        data=prompts,
+        store=tmp_path / "some",
+        keep=keep,
+        **{"max_new_tokens": 8, "batch_size": 4, "encoding": "float32", "precision": "32"},
+    )
+    assert (again.added, again.keep) == (0, keep)
+    with pytest.raises(ProvenanceError, match="written with keep = "):
+        generate(gpt2, prompts, tmp_path / "some")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"keep": "every:1"}, "keep is 'every:1': give completion, from:N"),
+        ({"keep": "loss_mask"}, "reads the field loss_mask .* the fields are generated"),
+        ({"keep": "from:3"}, "prompt 'p2' has 1 token.* give from:N with N up to 1"),
+        ({"keep": "from:1", "jsonl": "out.jsonl"}, "--keep from:1 stores some of them"),
+    ],
+)
+def test_a_rule_that_leaves_texts_without_tokens_is_refused_before_any_is_written(
+    options: dict[str, Any], message: str, gpt2: Path, prompts: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=message):
+        bertvision.generate("0e/s", model=gpt2, data=prompts, store=tmp_path / "s", **options)
+    assert not (tmp_path / "s").exists()
+
+
 def test_a_text_ends_at_its_last_token_and_its_state_is_there(
     gpt2: Path, prompts: Path, tmp_path: Path
 ) -> None:

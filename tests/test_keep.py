@@ -18,6 +18,7 @@ import bertvision
 from bertvision import ActivationStore
 from bertvision.errors import InputError, ProvenanceError
 from bertvision.featurestore.format.keeping import Keep
+from bertvision.pipelines.analysis.sides import joined_rows
 from bertvision.pipelines.extraction.extract import repair
 from bertvision.pipelines.extraction.stored_tokens import pool_split
 from bertvision.pipelines.workspace.reproduce import extraction_command
@@ -129,11 +130,99 @@ def test_what_needs_all_tokens_refuses_some_of_them_by_name(space: Workspace) ->
     for use in (
         lambda: split.rounding_variance(first=True),
         lambda: pool_split(split, ["cls"]),
-        lambda: bertvision.cka("0e", "0e", split="dev", **own),
+        lambda: bertvision.context("0e", split="dev", **own),
+        lambda: bertvision.view("0e/dev", head="learned-pooling", **own),
     ):
         with pytest.raises(InputError, match="0e/dev keeps some tokens of each example"):
             use()
     assert pool_split(split, ["mean"]).shape == (1, 1, 2, 8)
+
+
+def test_analyses_that_pool_over_tokens_take_the_kept_ones(space: Workspace) -> None:
+    """The same numbers as of a split that was written with these tokens alone."""
+    store, generator = ActivationStore.create(space.root / "pooled"), torch.Generator()
+    texts = [torch.randn(n, 2, 16, generator=generator.manual_seed(n)) for n in range(20, 30)]
+    for split, keep in (("half", "every:2"), ("even", None), ("later", "from:2")):
+        with store.writer("0e", split, hidden_size=16, layers=[0, 1], keep=keep) as writer:
+            for i, states in enumerate(texts):
+                writer.add(i, states[::2] if split == "even" else states)
+            writer.finish()
+    own: dict[str, Any] = {"store": space.root / "pooled", "workspace": space.root}
+    half, even = (
+        [
+            bertvision.cka("0e", "0e", split=split, **own).cka,
+            bertvision.rsa("0e", "0e", split=split, **own).of_pairs,
+            bertvision.twonn("0e", split=split, **own).to_xarray().dimension,
+            bertvision.isotropy("0e", split=split, **own).mean_cosine[:, :1],
+        ]
+        for split in ("half", "even")
+    )
+    for one, other in zip(half, even, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+    assert bertvision.isotropy("0e", split="half", **own).sets == ("tokens",)
+    x, y = store["0e"]["half"], store["0e"]["later"]
+    with pytest.raises(ProvenanceError, match="do not hold the same tokens"):
+        joined_rows([x, y])
+
+
+def test_places_tell_kept_tokens_apart_where_their_numbers_agree(tmp_path: Path) -> None:
+    store = ActivationStore.create(tmp_path)
+    for split, keep in (("first", "every:2"), ("last", "from:2"), ("whole", None)):
+        with store.writer("0e", split, hidden_size=8, layers=[0], keep=keep) as writer:
+            writer.add("a", torch.ones(2 if keep is None else 4, 1, 8))
+            writer.finish()
+    first, last, whole = (store["0e"][split] for split in ("first", "last", "whole"))
+    with pytest.raises(ProvenanceError, match="other tokens of each: every:2 and from:2"):
+        joined_rows([first, last])
+    with pytest.raises(ProvenanceError, match="other tokens of each: every:2 and all"):
+        joined_rows([first, whole])
+    assert [rows.tolist() for rows in joined_rows([last, last])] == [[0, 1], [0, 1]]
+
+
+def test_an_audit_computes_whole_windows_and_compares_the_kept_tokens(space: Workspace) -> None:
+    (done,) = bertvision.extract(
+        "0e", workspace=space.root, task="talks", keep="every:2", store=space.root / "right"
+    )
+    name = f"0e/{done.split}"
+    where: dict[str, Any] = {"workspace": space.root, "store": space.root / "right"}
+    assert bertvision.audit(name, **where).wrong == 0
+    with pytest.raises(InputError, match="keeps some tokens of each example"):
+        bertvision.audit(name, model=space.config.model.name_or_path, **where)
+    whole = ActivationStore.open(space.root / "activations")["0e/talks-all"]
+    record = ActivationStore.open(where["store"])[name].record
+    made_from = {key: value for key, value in record.provenance.items() if key != "keep"}
+    where["store"] = space.root / "wrong"
+    with ActivationStore.create(where["store"]).writer(
+        *("0e", done.split),
+        hidden_size=record.hidden_size,
+        layers=record.layers,
+        provenance=made_from,
+        keep="every:2",
+    ) as writer:
+        for i, row in enumerate(whole.plan.example_id.tolist()):
+            states = whole[i].roll(1, 0) if row == 1 else whole[i]
+            writer.add(row, states, dims=("seq", "hidden", "layers"))
+        writer.finish()
+    (finding,) = bertvision.audit(name, **where).findings
+    assert finding["key"] == "1"
+
+
+def test_a_page_names_kept_tokens_by_their_places(space: Workspace, tmp_path: Path) -> None:
+    (done,) = bertvision.extract(
+        "0e", workspace=space.root, task="talks", keep="every:3", store=space.root / "page"
+    )
+    page = bertvision.view(
+        f"0e/{done.split}",
+        workspace=space.root,
+        store=space.root / "page",
+        output=tmp_path / "page.html",
+    )
+    split = ActivationStore.open(space.root / "page")["0e"][done.split]
+    assert page.tokens == split.record.tokens
+    text = (tmp_path / "page.html").read_text()
+    places = [place for i in range(len(split)) for place in split.positions(i).tolist()]
+    assert f'"places": {json.dumps(places)}' in text
+    assert "every:3" in text
 
 
 @pytest.mark.parametrize(

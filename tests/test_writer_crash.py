@@ -14,7 +14,7 @@ import pytest
 from faults import Op, Recorder
 from powerloss import PowerLoss
 from processes import run_code
-from written import LENGTHS, check, kept, open_writer, states, write
+from written import LENGTHS, add, check, kept, logits, open_writer, states, write
 
 from bertvision.errors import CorruptStoreError, DiskSpaceError
 
@@ -52,7 +52,7 @@ import os, signal, sys
 from pathlib import Path
 import torch
 from faults import Recorder
-from written import LENGTHS, open_writer, states
+from written import LENGTHS, add, open_writer
 
 torch.set_num_threads(1)
 root = Path(sys.argv[1])
@@ -66,8 +66,7 @@ def part_of(store, part, point):
 
     with Recorder(store, before).recording(), open_writer(store, part) as writer:
         for key in list(LENGTHS)[part::2]:
-            ids = [ord(key)] * LENGTHS[key]
-            writer.add(key, states(key), input_ids=ids, labels={"label": ord(key)})
+            add(writer, key)
             writer.flush()
             os.pwrite(notes, "".join(sorted(writer)).encode(), 0)
 
@@ -103,8 +102,7 @@ def test_two_parts_that_are_killed_at_once_go_on(
             for writer, keys in ((one, list(LENGTHS)[::2]), (other, list(LENGTHS)[1::2])):
                 for key in keys:
                     if key not in writer:
-                        ids = [ord(key)] * LENGTHS[key]
-                        writer.add(key, states(key), input_ids=ids, labels={"label": ord(key)})
+                        add(writer, key)
             other.close()
             one.finish(examples=len(LENGTHS))
         check(store)
@@ -118,7 +116,7 @@ import os, signal, sys
 from pathlib import Path
 import torch
 from faults import Recorder
-from written import LENGTHS, open_writer, states
+from written import LENGTHS, add, open_writer
 
 torch.set_num_threads(1)
 root, permute = Path(sys.argv[1]), None if sys.argv[2] == "None" else int(sys.argv[2])
@@ -135,8 +133,7 @@ for point in sys.argv[3:]:
     with Recorder(root / point, before).recording():
         with open_writer(root / point) as writer:
             for key in LENGTHS:
-                ids = [ord(key)] * LENGTHS[key]
-                writer.add(key, states(key), input_ids=ids, labels={"label": ord(key)})
+                add(writer, key)
                 sure = set(writer) - set(writer.unwritten)
                 os.pwrite(notes, "".join(sorted(sure)).encode(), 0)
             writer.finish(permute)
@@ -265,8 +262,7 @@ def test_whichever_call_fails_the_same_one_is_made_again_and_nothing_is_lost(
         with Recorder(store, once(at, code)).recording():
             writer = twice(partial(open_writer, store))
             for key in LENGTHS:
-                ids, labels = [ord(key)] * LENGTHS[key], {"label": ord(key)}
-                twice(partial(writer.add, key, states(key), input_ids=ids, labels=labels))
+                twice(partial(add, writer, key))
             twice(partial(writer.finish, permute))
         check(store)
     assert failed > len(chosen) // 2  # not all end a call of the writer
@@ -280,11 +276,11 @@ def test_after_a_full_disk_the_same_writer_goes_on(memory: Path) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
     with Recorder(memory / "store", fail).recording(), open_writer(memory / "store") as writer:
-        writer.add("b", states("b"), input_ids=[98] * 16, labels={"label": 98})
+        add(writer, "b")
         with pytest.raises(DiskSpaceError):
-            writer.add("d", states("d"), input_ids=[100] * 9, labels={"label": 100})
+            add(writer, "d")
         full = False
-        writer.add("d", states("d"), input_ids=[100] * 9, labels={"label": 100})
+        add(writer, "d")
     assert set(write(memory / "store")) == set("afec")
     check(memory / "store")
 
@@ -297,13 +293,13 @@ def test_what_a_disk_refuses_can_be_discarded(memory: Path) -> None:
             raise OSError(errno.EIO, "fault")
 
     with Recorder(memory / "store", fail).recording(), open_writer(memory / "store") as writer:
-        writer.add("d", states("d"), labels={"label": 1})
+        writer.add("d", states("d"), labels={"label": 1}, logits=logits("d"))
         with pytest.raises(OSError, match="fault"):
             writer.flush()
         writer.discard()
         assert list(writer) == writer.unwritten == []
         broken = False
-        writer.add("a", states("a"))
+        writer.add("a", states("a"), logits=logits("a"))
         assert len(writer.finish()) == 1
 
 
@@ -320,7 +316,7 @@ def test_what_could_not_be_written_is_not_left_out_by_the_next_finish(
     with Recorder(memory / "store", fail).recording():
         writer = open_writer(memory / "store")
         for key in "daf":
-            writer.add(key, states(key))
+            writer.add(key, states(key), logits=logits(key))
         with pytest.raises(DiskSpaceError):
             getattr(writer, end)()
         full = False
@@ -335,7 +331,7 @@ def test_a_finish_is_not_ended_with_other_shards_than_it_was_begun_with(memory: 
     store = memory / "store"
     with open_writer(store) as writer:
         for key in "dafb":
-            writer.add(key, states(key))
+            writer.add(key, states(key), logits=logits(key))
     writer = open_writer(store)
     with pytest.raises(OSError, match="fault"), Recorder(store, fail).recording():
         writer.finish()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from processes import Running
-from written import LENGTHS, check, open_writer, states
+from written import LENGTHS, add, check, logits, open_writer, states
 
 from bertvision.errors import InputError, LockedError, NonFiniteError
 from bertvision.featurestore.store import ActivationStore
@@ -14,7 +15,7 @@ from bertvision.featurestore.writing.appending import ActivationWriter
 
 WRITING = """
 import os, signal, sys, torch
-from written import LENGTHS, open_writer, states
+from written import LENGTHS, add, open_writer
 
 torch.set_num_threads(1)
 store, part, parts, dies = sys.argv[1], *map(int, sys.argv[2:])
@@ -22,17 +23,11 @@ with open_writer(store, part) as writer:
     print("open", flush=True)
     for key in sorted(LENGTHS)[part::parts]:
         if key not in writer:
-            ids = [ord(key)] * LENGTHS[key]
-            writer.add(key, states(key), input_ids=ids, labels={"label": ord(key)})
+            add(writer, key)
             writer.flush()
             if dies:
                 os.kill(os.getpid(), signal.SIGKILL)
 """
-
-
-def add(writer: object, key: str) -> None:
-    beside = {"input_ids": [ord(key)] * LENGTHS[key], "labels": {"label": ord(key)}}
-    writer.add(key, states(key), **beside)  # type: ignore[attr-defined]
 
 
 def test_processes_write_one_split_and_one_that_is_killed_goes_on(tmp_path: Path) -> None:
@@ -88,15 +83,14 @@ def test_channel_statistics_are_those_of_whoever_filled_a_shard_first(tmp_path: 
 def test_what_does_not_fit_the_statistics_of_another_part_is_dropped_alone(tmp_path: Path) -> None:
     def int4(part: int) -> ActivationWriter:
         store = ActivationStore.create(tmp_path / "store")
-        return store.writer(
-            "0e", "s", hidden_size=4, layers=[0, 1], shard_tokens=16, encoding="int4", part=part
-        )
+        shape: dict[str, Any] = {"hidden_size": 4, "layers": [0, 1], "shard_tokens": 16}
+        return store.writer("0e", "s", **shape, encoding="int4", logits="top:2", part=part)
 
     with int4(0) as one:
         add(one, "a")
         large = states("f")
         large[0, 1, 2] = 9e7
-        one.add("f", large, input_ids=[102], labels={"label": 102})
+        one.add("f", large, input_ids=[102], labels={"label": 102}, logits=logits("f"))
         add(one, "e")
         with int4(1) as other:
             add(other, "b")
@@ -117,7 +111,7 @@ def test_what_does_not_fit_the_statistics_of_another_part_is_dropped_alone(tmp_p
 def test_arrays_of_two_processes_must_be_the_same(tmp_path: Path) -> None:
     with open_writer(tmp_path / "store", 0) as one, open_writer(tmp_path / "store", 1) as other:
         add(one, "d")
-        other.add("a", states("a"))
+        other.add("a", states("a"), logits=logits("a"))
         one.close()
         with pytest.raises(InputError, match="no 'input_ids', the examples before it have int32"):
             other.close()
@@ -160,9 +154,8 @@ def test_what_other_parts_stored_counts_for_a_split_that_must_be_whole(tmp_path:
 def test_other_snapshots_ask_for_no_example_that_another_part_stored(tmp_path: Path) -> None:
     def snapshot(tag: str, part: int) -> ActivationWriter:
         store = ActivationStore.create(tmp_path / "store")
-        return store.writer(
-            tag, "s", hidden_size=4, layers=[0, 1], shard_tokens=16, encoding="float32", part=part
-        )
+        shape: dict[str, Any] = {"hidden_size": 4, "layers": [0, 1], "shard_tokens": 16}
+        return store.writer(tag, "s", **shape, encoding="float32", logits="top:2", part=part)
 
     with snapshot("0e", 0) as writer:
         for key in "da":

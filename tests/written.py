@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
+from bertvision.featurestore.format.logits import TopRule
 from bertvision.featurestore.store import ActivationStore
 from bertvision.featurestore.writing.appending import ActivationWriter
 
@@ -19,10 +21,23 @@ def states(key: str) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(ord(key)).normal(size=(LENGTHS[key], 2, 4)))
 
 
+def logits(key: str) -> torch.Tensor:
+    """Logits (seq, vocabulary) that are a function of the key."""
+    return torch.from_numpy(np.random.default_rng(ord(key)).normal(size=(LENGTHS[key], 7)))
+
+
 def open_writer(store: Path | str, part: int = 0) -> ActivationWriter:
     """A writer of the split: int8, of shards of 16 tokens."""
     made = ActivationStore.create(store)
-    return made.writer("0e", "s", hidden_size=4, layers=[0, 1], shard_tokens=16, part=part)
+    shape: dict[str, Any] = {"hidden_size": 4, "layers": [0, 1], "shard_tokens": 16}
+    return made.writer("0e", "s", **shape, logits="top:2", part=part)
+
+
+def add(writer: ActivationWriter, key: str) -> None:
+    """Add an example with all that it has."""
+    ids = [ord(key)] * LENGTHS[key]
+    labels = {"label": ord(key)}
+    writer.add(key, states(key), input_ids=ids, labels=labels, logits=logits(key))
 
 
 def write(store: Path | str, permute: int | None = None) -> list[str]:
@@ -31,12 +46,7 @@ def write(store: Path | str, permute: int | None = None) -> list[str]:
     with open_writer(store) as writer:
         for key in LENGTHS:
             if key not in writer:
-                writer.add(
-                    key,
-                    states(key),
-                    input_ids=[ord(key)] * LENGTHS[key],
-                    labels={"label": ord(key)},
-                )
+                add(writer, key)
                 added.append(key)
         writer.finish(permute)
     return added
@@ -61,6 +71,8 @@ def check(store: Path) -> None:
         begin, n = int(split.plan.first_token[i]), LENGTHS[keys[row]]
         assert split.array("input_ids")[begin : begin + n].tolist() == [ord(keys[row])] * n
         assert split.labels["label"][i] == ord(keys[row])
+        top = TopRule(2).of(logits(keys[row]))
+        assert all(map(torch.equal, split.logits(i), top))
     assert sorted(split.plan.example_id.tolist()) == list(range(len(LENGTHS)))
     assert split.verify() == []
     assert split.is_complete

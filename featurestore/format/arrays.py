@@ -26,6 +26,7 @@ from zarr.storage import MemoryStore
 
 from bertvision.errors import CorruptStoreError
 from bertvision.featurestore.format.layout import get_encoding, transform_room
+from bertvision.featurestore.format.logits import OUTPUTS
 from bertvision.featurestore.format.names import CompressionName
 from bertvision.featurestore.format.records import ROOT, ArrayRecord, Layout, SplitRecord
 from bertvision.featurestore.format.shardfile import (
@@ -121,6 +122,15 @@ def group_files(record: SplitRecord) -> dict[str, bytes]:
     made = _files(files)
     layers = len(record.layers)
     width = encoding.codes_size(record.hidden_size)
+    for name, shape in record.top.shapes.items() if record.top else ():
+        made[f"{name}/zarr.json"] = _sharded_metadata(
+            (record.axis, *shape),
+            OUTPUTS[name],
+            shards=(record.shard_tokens, *shape),
+            chunks=(record.shard_tokens, *shape),
+            dims=("token", "topk")[: 1 + len(shape)],
+            compression="none",
+        )
     if encoding.transformed:
         room = transform_room(record.shard_tokens, record.hidden_size)
         made["hidden_states/zarr.json"] = _sharded_metadata(

@@ -27,6 +27,7 @@ from bertvision.errors import (
     counted,
     did_you_mean,
 )
+from bertvision.featurestore.format.logits import TOP_LOGITS
 from bertvision.featurestore.format.names import SnapshotTag, check_name
 from bertvision.featurestore.format.records import (
     FEATURES,
@@ -43,7 +44,7 @@ from bertvision.featurestore.storage.durable import SEAL, is_sealed, sealed
 from bertvision.featurestore.storage.storage import ABSENT, ChangedError, Storage
 
 LEDGER = "ledger"
-_KNOWN = FEATURES | {GROWING, MOVES, SHUFFLED}
+_KNOWN = FEATURES | {GROWING, MOVES, SHUFFLED, TOP_LOGITS}
 _SHARD = re.compile(r"(\d{5}|[1-9]\d{5,8})\.json", re.ASCII)
 _PART = re.compile(r"\.part-\d+\.lock", re.ASCII)
 _Record = TypeVar("_Record", bound=BaseModel)

@@ -23,6 +23,7 @@ from bertvision.featurestore.format.layout import (
     get_encoding,
     transform_room,
 )
+from bertvision.featurestore.format.logits import LOGITS, OUTPUTS, TOP_LOGITS, TopRule
 from bertvision.featurestore.format.names import CompressionName
 
 FORMAT = "1.1"
@@ -80,7 +81,7 @@ class ShardRecord(_Record):
         examples: how many it holds.
         tokens: real tokens it holds.
         nonfinite: hidden-state values that were NaN or infinite and were replaced.
-        files: by array name (``hidden_states``, ``scale``).
+        files: by array name (``hidden_states``, ``scale``, those of `OUTPUTS`).
         checksums: base64 of little-endian uint64 (layers, examples): xxh3-64 of the codes of each
             example's real tokens in each stored layer, so that any part that is read is checked.
     """
@@ -185,7 +186,16 @@ class Layout(Header):
             )
         if list(self.layers) != sorted(set(self.layers)):
             raise ValueError("layers do not increase")
+        try:
+            _ = self.top
+        except InputError as error:
+            raise ValueError(f"{TOP_LOGITS}: {error}") from None
         return self
+
+    @property
+    def top(self) -> TopRule | None:
+        """Rule of the log-probabilities that its shards have; None where they have none."""
+        return TopRule.parse(self.provenance.get(LOGITS)) if TOP_LOGITS in self.requires else None
 
 
 class SplitRecord(Layout):
@@ -239,7 +249,7 @@ class SplitRecord(Layout):
             if (self.arrays[name].dtype, self.arrays[name].dims) != (dtype, dims):
                 raise ValueError(f"array {name} is not {dtype} by {' and '.join(dims)}")
         for name, array in self.arrays.items():
-            if name in ("hidden_states", "scale"):
+            if name in ("hidden_states", "scale") or (self.top and name in OUTPUTS):
                 raise ValueError(f"array {name} is not written with the plan")
             if len(array.dims) != len(array.shape) or any(
                 sizes.get(dim, size) != size
@@ -295,6 +305,7 @@ class SplitRecord(Layout):
             f"{'' if encoding.transformed else size}"
             f"{', tokens shuffled' if self.is_shuffled else ''}"
             f"{'' if self.keep is None else f', kept: {self.keep}'}"
+            f"{'' if self.top is None else f', log-probabilities: {self.top}'}"
         )
 
     def difference(self, other: SplitRecord) -> tuple[str, object, object] | None:

@@ -15,6 +15,7 @@ import xxhash
 from bertvision.errors import CorruptStoreError, InputError
 from bertvision.featurestore.format.arrays import group_key
 from bertvision.featurestore.format.layout import get_encoding, transform_room
+from bertvision.featurestore.format.logits import OUTPUTS, TopLogits
 from bertvision.featurestore.format.plan import ShardPlan
 from bertvision.featurestore.format.records import Layout, ShardRecord, SplitRecord
 from bertvision.featurestore.format.shardfile import (
@@ -35,7 +36,10 @@ ADVICE = (
 
 def shard_key(record: Layout, name: str, shard: int) -> str:
     """Key of the file of one array's shard."""
-    more = 1 + (name == "hidden_states" or bool(_scale_row(record)))
+    if name in OUTPUTS:
+        more = len(record.top.shapes[name]) if record.top else 0
+    else:
+        more = 1 + (name == "hidden_states" or bool(_scale_row(record)))
     return f"{group_key(record)}/{name}/c/{shard}" + "/0" * more
 
 
@@ -117,12 +121,18 @@ class ShardReader:
         self._plain, self._distant = self._compression == "none", storage.distant
         self._decoded: dict[int, npt.NDArray[Any]] = {}
         self.scale: npt.NDArray[Any] | None = None
+        self._storage, self._committed = storage, committed
+        self._logits: TopLogits | None = None
         due = ["hidden_states", "scale"] if self._encoding.quantised else ["hidden_states"]
-        if sorted(committed.files) != due:
+        due += OUTPUTS if record.top else []
+        if sorted(committed.files) != sorted(due):
             raise CorruptStoreError(f"{self.name}: its record is not of {' and '.join(due)}")
         try:
             if self._encoding.quantised:
-                self.scale = self._read_scale(storage, committed)
+                self.scale = self._read_whole(
+                    *("scale", self._encoding.scale_dtype),
+                    (len(record.layers), *_scale_row(record)),
+                )
             self._file = self._open(storage, committed)
             self._spans = read_spans(self._file, len(record.layers))
         except (CorruptStoreError, EOFError, OSError) as error:
@@ -211,6 +221,30 @@ class ShardReader:
             else:
                 scale[...] = self.scale[low:high, list(positions)]
 
+    def read_logits(self, first: int, last: int, out: TopLogits) -> None:
+        """Read the log-probabilities of consecutive examples into memory that is already there.
+
+        Args:
+            first: of the shard's examples.
+            last: the one after the last.
+            out: Arrays of their tokens.
+
+        Raises:
+            CorruptStoreError: what is stored is not what was recorded.
+        """
+        top = self._record.top
+        assert top is not None
+        if self._logits is None:
+            try:
+                shapes = top.shapes.items()
+                arrays = [self._read_whole(name, OUTPUTS[name], row) for name, row in shapes]
+            except (CorruptStoreError, OSError) as error:
+                raise CorruptStoreError(f"{self.name}: {error}; {ADVICE}") from None
+            self._logits = TopLogits(*arrays)
+        rows = slice(self._offsets[first], self._offsets[last])
+        for stored, given in zip(self._logits, out, strict=True):
+            given[...] = stored[rows]
+
     def _read_coded(
         self,
         transform: Transform,
@@ -268,7 +302,7 @@ class ShardReader:
         """Let go of the file, of what was decoded and of the scales."""
         self._file.close()
         self._decoded.clear()
-        self.scale = None
+        self.scale = self._logits = None
 
     def _ranges(self, positions: Sequence[int], low: int, high: int) -> list[tuple[int, int]]:
         """(offset, length) in the file of tokens ``low`` to ``high``, of layers not decoded yet."""
@@ -318,20 +352,20 @@ class ShardReader:
             )
         return file
 
-    def _read_scale(self, storage: Storage, committed: ShardRecord) -> npt.NDArray[Any]:
-        record, dtype = self._record, np.dtype(self._encoding.scale_dtype)
-        shape = (record.shard_tokens, len(record.layers), *_scale_row(record))
-        count = math.prod(shape)
-        size = count * dtype.itemsize + INDEX_BYTES + 2 * CRC_BYTES  # one chunk
+    def _read_whole(self, name: str, dtype: str, row: tuple[int, ...]) -> npt.NDArray[Any]:
+        """Read a file of one chunk, (shard_tokens, *row)."""
+        shape, committed = (self._record.shard_tokens, *row), self._committed
+        count, kind = math.prod(shape), np.dtype(dtype).newbyteorder("<")
+        size = count * kind.itemsize + INDEX_BYTES + 2 * CRC_BYTES
         try:
-            data = storage.read(shard_key(record, "scale", committed.shard), size)
+            data = self._storage.read(shard_key(self._record, name, committed.shard), size)
         except FileNotFoundError:
-            raise CorruptStoreError("scale is missing") from None
-        if xxhash.xxh3_128_hexdigest(data) != committed.files["scale"].xxh3_128:
-            raise CorruptStoreError("scale was changed on the disk")
+            raise CorruptStoreError(f"{name} is missing") from None
+        if xxhash.xxh3_128_hexdigest(data) != committed.files[name].xxh3_128:
+            raise CorruptStoreError(f"{name} was changed on the disk")
         if len(data) != size:
-            raise CorruptStoreError(f"scale has {len(data)} bytes, {size} are due")
-        return np.frombuffer(data, dtype, count).reshape(shape)
+            raise CorruptStoreError(f"{name} has {len(data)} bytes, {size} are due")
+        return np.frombuffer(data, kind, count).reshape(shape)
 
     def _decode_checksums(self, committed: ShardRecord) -> list[list[int]]:
         examples = len(self._offsets) - 1

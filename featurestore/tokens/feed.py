@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from bertvision.errors import counted
 from bertvision.featurestore.format.encoding import ChannelStats, decode
+from bertvision.featurestore.format.logits import TopLogits
 from bertvision.featurestore.format.shard import ShardReader
 from bertvision.featurestore.readahead import (
     BufferPool,
@@ -47,6 +49,7 @@ class TokenBatch:
         positions: (n,) int64 its place in that example.
         side_by_side: whether vectors have an axis of layers.
         transform: what decoded vectors go through before they are scaled, or None.
+        logits: Log-probabilities of the next tokens, (n, …) each, where they were asked for.
 
     Examples:
         >>> split = bertvision.ActivationStore.open("activations")["1e"]["train"]
@@ -70,6 +73,7 @@ class TokenBatch:
     positions: Tensor
     side_by_side: bool
     transform: TokenTransform | None = None
+    logits: TopLogits | None = None
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -122,6 +126,7 @@ class TokenBatch:
             examples=move(self.examples),
             positions=move(self.positions),
             transform=self.transform and self.transform.to(device, non_blocking),
+            logits=self.logits and self.logits.map(move),
         )
 
 
@@ -151,6 +156,7 @@ class ShardMemory:
         scale: (slots · shard_tokens, layers, …), or None for float encodings.
         example: (slots · shard_tokens,) int64 the example of each token.
         position: (slots · shard_tokens,) int64 its place in that.
+        logits: Log-probabilities of each token, arrays of NumPy, where they were asked for.
         homes: the slot of each shard that has tokens to stream, where there is room for all of
             them: what was read once stays.
         whole: shards that were read into their home.
@@ -160,6 +166,7 @@ class ShardMemory:
     scale: npt.NDArray[Any] | None
     example: npt.NDArray[np.int64]
     position: npt.NDArray[np.int64]
+    logits: TopLogits | None
     homes: dict[int, int]
     whole: set[int] = field(default_factory=set)
 
@@ -171,6 +178,8 @@ class ShardMemory:
         slots: int,
         empty: Empty,
         homes: dict[int, int] | None = None,
+        *,
+        logits: bool = False,
     ) -> ShardMemory:
         """Take memory for so many shards.
 
@@ -180,11 +189,13 @@ class ShardMemory:
             slots: shards.
             empty: makes an uninitialised array of a shape and type.
             homes: see the attributes.
+            logits: Whether there is room for log-probabilities.
         """
         rows = slots * split.record.shard_tokens
         codes, scale = split.buffers(rows, layers, empty)
         places = np.empty((2, rows), np.int64)
-        return cls(codes, scale, places[0], places[1], homes or {})
+        top = split.require_logits().empty(rows) if logits else None
+        return cls(codes, scale, places[0], places[1], top, homes or {})
 
     @cached_property
     def layers(self) -> tuple[Tensor, ...]:
@@ -262,6 +273,7 @@ class ShardRing:
         codes: npt.NDArray[Any],
         scale: npt.NDArray[Any] | None,
         tokens: npt.NDArray[np.int64],
+        logits: TopLogits | None = None,
     ) -> None:
         """Copy rows into memory that is already there.
 
@@ -270,6 +282,7 @@ class ShardRing:
             codes: (layers, n, width).
             scale: (n, layers, …), for quantised encodings.
             tokens: (2, n) int64: the example of each token, and its place in that.
+            logits: Memory for log-probabilities, (n, …) each.
         """
         memory = self._memory
         index = torch.from_numpy(rows)
@@ -280,6 +293,9 @@ class ShardRing:
         # "clip", because "raise" would go by way of another array
         np.take(memory.example, rows, out=tokens[0], mode="clip")
         np.take(memory.position, rows, out=tokens[1], mode="clip")
+        if logits is not None and memory.logits is not None:
+            for mine, out in zip(memory.logits, logits, strict=True):
+                np.take(mine, rows, axis=0, out=out, mode="clip")
 
     def close(self) -> None:
         """Wait for what is being read, and let go of what is open and of the memory."""
@@ -336,6 +352,8 @@ class ShardRing:
             runs = len(plan.examples_of(shard))
             scale = None if memory.scale is None else memory.scale[rows]
             reader.read(0, runs, self._positions, memory.codes[:, rows], scale)
+            if memory.logits is not None:
+                reader.read_logits(0, runs, memory.logits.map(itemgetter(rows)))
         finally:
             reader.close()
         memory.example[rows], memory.position[rows] = self._split.token_places(shard)
@@ -361,6 +379,7 @@ class TokenFeed:
         factors: (layers,) float32 that vectors are multiplied by, or None.
         transform: what vectors go through before, or None.
         readers: threads that read.
+        logits: Whether batches have log-probabilities.
 
     Attributes:
         vectors_memory: Memory for decoded vectors.
@@ -377,9 +396,10 @@ class TokenFeed:
         factors: torch.Tensor | None,
         transform: TokenTransform | None,
         readers: int,
+        logits: bool = False,
     ) -> None:
         self._split, self._positions, self._side_by_side = split, positions, side_by_side
-        self._kept, self._cuts = kept, cuts
+        self._kept, self._cuts, self._logits = kept, cuts, logits
         self._order = lru_cache(maxsize=2)(order_of)  # the ring may be an epoch ahead
         self._readers, self._early = readers, early_shards(split, len(positions), readers)
         self._ring: ShardRing | None = None
@@ -435,7 +455,8 @@ class TokenFeed:
         return self._memory(len(homes), homes)
 
     def _memory(self, slots: int, homes: dict[int, int] | None = None) -> ShardMemory:
-        return ShardMemory.make(self._split, len(self._positions), slots, self._ring_memory, homes)
+        split, layers = self._split, len(self._positions)
+        return ShardMemory.make(split, layers, slots, self._ring_memory, homes, logits=self._logits)
 
     def batches(self, ring: ShardRing, first: int) -> Iterator[TokenBatch]:
         """The batches from ``first`` on: without end, or to the end of its epoch."""
@@ -444,6 +465,7 @@ class TokenFeed:
         for size in self._cuts.sizes(first):
             codes, scale = self._split.buffers(size, len(self._positions), self._take)
             tokens = np.empty((2, size), np.int64)
+            logits = self._split.require_logits().empty(size) if self._logits else None
             filled = 0
             while filled < size:
                 if not len(left):
@@ -451,9 +473,10 @@ class TokenFeed:
                 n = min(size - filled, len(left))
                 part = slice(filled, filled + n)
                 scales = None if scale is None else scale[part]
-                ring.take(left[:n], codes[:, part], scales, tokens[:, part])
+                of_part = logits and logits.map(itemgetter(part))
+                ring.take(left[:n], codes[:, part], scales, tokens[:, part], of_part)
                 filled, left = filled + n, left[n:]
-            yield self._batch(codes, scale, tokens)
+            yield self._batch(codes, scale, tokens, logits)
             del codes, scale  # or their memory could not be used for the next batch but one
 
     def _rows(self, ring: ShardRing, epoch: int, drawn: int) -> Iterator[npt.NDArray[np.int64]]:
@@ -490,6 +513,7 @@ class TokenFeed:
         codes: npt.NDArray[Any],
         scale: npt.NDArray[Any] | None,
         tokens: npt.NDArray[np.int64],
+        logits: TopLogits | None,
     ) -> TokenBatch:
         tensor = torch.from_numpy(codes).transpose(0, 1)
         return TokenBatch(
@@ -501,6 +525,7 @@ class TokenFeed:
             positions=torch.from_numpy(tokens[1]),
             side_by_side=self._side_by_side,
             transform=self._transform,
+            logits=logits and logits.map(torch.from_numpy),
         )
 
     def _take(self, shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any]:

@@ -124,6 +124,7 @@ class TokenStream:
         transform: ``center`` takes the mean vector of a layer off, ``whiten`` also gives its
             vectors the identity as their covariance; see `TokenTransform`.
         scaled: vectors are multiplied by `scale_factors`.
+        logits: Whether batches have the log-probabilities of next tokens.
         readers: threads that read, by default 2, or 1 where a shard's layers are small and near; 0
             reads in the caller's thread, without read-ahead. Of a remote store more of them wait
             for the server.
@@ -167,6 +168,7 @@ class TokenStream:
         max_norm: float | str | None = None,
         transform: TransformName | None = None,
         scaled: bool = False,
+        logits: bool = False,
         readers: int | None = None,
     ) -> None:
         self.split = split.require_complete(any_order=True)
@@ -203,6 +205,9 @@ class TokenStream:
                 "scaled=True with transform='whiten': whitened vectors have a mean square of 1 in "
                 "every channel already; leave scaled out"
             )
+        self._logits = truth_value("logits", logits)
+        if self._logits:
+            split.require_logits()
         tokens = int(self._kept.counts.sum())
         if batch_size == 1 and tokens % world_size and not endless:
             raise InputError(
@@ -354,6 +359,7 @@ class TokenStream:
             self.scale_factors if self._scaled else None,
             self.transform,
             self._readers,
+            self._logits,
         )
 
     def set_epoch(self, epoch: int) -> None:

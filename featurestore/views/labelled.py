@@ -18,6 +18,7 @@ from xarray.backends import BackendArray
 from xarray.core import indexing
 
 from bertvision.featurestore.format.keeping import KEPT_POSITION
+from bertvision.featurestore.format.logits import OUTPUTS
 from bertvision.featurestore.lazy import SplitSource, layer_labels, provenance_of
 from bertvision.featurestore.reader import SplitReader
 from bertvision.featurestore.views.decoded import decoded_tokens
@@ -35,7 +36,8 @@ def labelled(split: SplitReader) -> xr.Dataset:
 
     Returns:
         ``hidden_states`` (token, layer, hidden) float32; the split's own arrays by (example) and
-        (token), of which ``offset_mapping`` also has a dimension ``offset``: start and end;
+        (token), of which ``offset_mapping`` also has a dimension ``offset``: start and end, and
+        log-probabilities of next tokens ``topk``, the most probable first;
         ``n_tokens`` and ``example_id`` (example). Coordinates are ``layer``, the index of the
         hidden state or its name; ``example_of_token`` and ``position`` (token), the example that a
         token belongs to and its place in what the model read of that; ``first_token`` (example),
@@ -78,6 +80,10 @@ def labelled(split: SplitReader) -> xr.Dataset:
         if dims[0] == "token" or name in split.label_names:
             sizes |= dict(zip(dims[1:], info.shape[1:], strict=True))
             data[name] = variable(partial(Whole, info.dtype, partial(load, name)), *dims)
+    for name, shape in record.top.shapes.items() if record.top else ():
+        sizes |= dict(zip(("topk",), shape, strict=False))
+        whole = partial(Whole, OUTPUTS[name], partial(_token_array, name))
+        data[name] = variable(whole, "token", *("topk",) * len(shape))
     if "text_row" not in record.arrays:
         coords["id"] = variable(Ids, "example")
     plans = {"n_tokens": ("example", plan.n_tokens), "example_id": ("example", plan.example_id)}

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import count, islice
+from operator import itemgetter
 from threading import RLock
 from traceback import clear_frames
 from types import TracebackType
@@ -34,6 +35,7 @@ from bertvision.featurestore.creation import library_versions
 from bertvision.featurestore.format.encoding import ChannelStats
 from bertvision.featurestore.format.keeping import KEEP, Keep
 from bertvision.featurestore.format.layout import get_encoding
+from bertvision.featurestore.format.logits import LOGITS, TOP_LOGITS, TopLogits, TopRule
 from bertvision.featurestore.format.names import NonFinite, SnapshotTag, check_name
 from bertvision.featurestore.format.plan import SHARD_TOKENS
 from bertvision.featurestore.format.records import FEATURES, FORMAT, GROWING
@@ -46,6 +48,7 @@ from bertvision.featurestore.writing.columns import (
     DIMS,
     as_key,
     as_states,
+    as_top,
     as_whole,
     check_length,
     check_same,
@@ -199,6 +202,7 @@ class ActivationWriter:
         input_ids: object = None,
         labels: Mapping[str, object] | None = None,
         fields: Mapping[str, object] | None = None,
+        logits: TopLogits | Tensor | npt.NDArray[Any] | None = None,
     ) -> None:
         """Add an example.
 
@@ -212,6 +216,8 @@ class ActivationWriter:
             input_ids: (seq,) token ids, or None; of all examples or none.
             labels: arrays of the example as a whole, by name; of each example the same ones.
             fields: arrays of its tokens, by name, (seq, …) each; likewise.
+            logits: (seq, vocabulary) of the token that follows each, or what is stored of them,
+                where the writer was made with ``logits``.
 
         Raises:
             InputError: the key is there already, or what is given cannot be stored.
@@ -229,12 +235,14 @@ class ActivationWriter:
             growing = check_new(name, self._growing, there, self._due, ledger.tag, ledger.split)
             states = as_states(name, hidden_states, growing, dims)
             rows, columns = rows_of(len(states), input_ids, labels, fields)
+            top = as_top(name, len(states), logits, growing.top)
             if self._keep is not None and len(states):
                 places, rows, columns = kept_rows(self._keep, len(states), rows, columns)
                 if not len(places):
                     self.dropped[name] = f"keep={growing.provenance[KEEP]} keeps none of its tokens"
                     return
                 states = states[torch.from_numpy(places).to(states.device)]
+                top = top and top.map(itemgetter(places))
             check_length(name, len(states), growing)
             if (others := self._columns()) is not None:
                 check_same(columns, others, f"example {name!r}")
@@ -245,7 +253,7 @@ class ActivationWriter:
             self._use_known_stats()
             self._adding = name
             try:
-                self._buffer.put(Example(name, states, rows, columns))
+                self._buffer.put(Example(name, states, rows, columns, top))
             except Exception:
                 self._adding = None
                 raise
@@ -598,6 +606,7 @@ def open_appending(
     channel_stats: tuple[Any, Any] | None,
     nonfinite: NonFinite,
     keep: str | None,
+    logits: str | None,
     part: int,
 ) -> ActivationWriter:
     """A writer; arguments and errors are those of `ActivationStore.writer`."""
@@ -630,12 +639,19 @@ def open_appending(
     if keep is not None:
         Keep.parse(keep)
         origin[KEEP] = keep
+    if LOGITS in origin:
+        raise InputError(
+            f"provenance has {LOGITS}, which says that log-probabilities are stored: give logits="
+            f"{origin[LOGITS]!r} to the writer"
+        )
+    if logits is not None:
+        origin[LOGITS] = str(TopRule.parse(logits))
     if tokenizer is not None:
         origin["tokenizer_sha256"] = tokenizer_digest(tokenizer)
     try:
         wanted = GrowingRecord(
             format=FORMAT,
-            requires=tuple(sorted(FEATURES | {GROWING})),
+            requires=tuple(sorted({*FEATURES, GROWING, *({TOP_LOGITS} if logits else ())})),
             tag=tag,
             split=split,
             encoding=kind.name,

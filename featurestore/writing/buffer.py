@@ -23,6 +23,7 @@ from bertvision.featurestore.format.calibration import POOLED, Calibration, Cali
 from bertvision.featurestore.format.encoding import ChannelStats, Encoded, encode, lossy_layer
 from bertvision.featurestore.format.keeping import KEPT_POSITION
 from bertvision.featurestore.format.layout import Encoding, get_encoding, transform_room
+from bertvision.featurestore.format.logits import OUTPUTS, TopLogits
 from bertvision.featurestore.format.names import NonFinite
 from bertvision.featurestore.format.records import Layout, ShardFile, ShardRecord
 from bertvision.featurestore.format.shard import example_checksums
@@ -46,6 +47,7 @@ class ShardContent:
         scale: (tokens, layers, …) or None.
         nonfinite: values that were NaN or infinite and were replaced.
         transform: Coder of its layers, where the encoding is the transform.
+        logits: Log-probabilities of its tokens, arrays of NumPy, where the split has some.
 
     Raises:
         InputError: the shapes are not those of the split.
@@ -60,6 +62,7 @@ class ShardContent:
         scale: Tensor | None,
         nonfinite: int = 0,
         transform: Transform | None = None,
+        logits: TopLogits | None = None,
     ) -> None:
         encoding = get_encoding(layout.encoding)
         rows = (sum(lengths), len(layout.layers))
@@ -73,13 +76,17 @@ class ShardContent:
         filled = len(codes) == layout.shard_tokens and not fill.any()
         own = codes[: rows[0]] if filled else codes
         given = {"codes": own} | ({} if scale is None else {"scale": scale})
+        if layout.top is not None:
+            wanted |= {name: (rows[0], *shape) for name, shape in layout.top.shapes.items()}
+        if logits is not None:
+            given |= logits._asdict()
         shapes = {name: tuple(values.shape) for name, values in given.items()}
         if shapes != wanted:
             raise InputError(f"shard {shard} of {layout.encoding} takes {wanted}, not {shapes}")
         self._layout, self._shard, self._lengths = layout, shard, list(lengths)
         self._codes = codes.view(torch.uint16) if codes.dtype == torch.bfloat16 else codes
         self._scale, self._scale_dtype = scale, encoding.scale_dtype
-        self._nonfinite, self._transform = nonfinite, transform
+        self._nonfinite, self._transform, self._logits = nonfinite, transform, logits
         self._checksums: list[list[int]] = []
 
     def files(self) -> dict[str, Iterator[npt.NDArray[Any] | bytes]]:
@@ -90,6 +97,10 @@ class ShardContent:
             whole = np.zeros((self._layout.shard_tokens, *self._scale.shape[1:]), self._scale_dtype)
             whole[: len(self._scale)] = self._scale.numpy()
             arrays["scale"] = iter([whole])
+        for name, values in self._logits._asdict().items() if self._logits else ():
+            whole = np.zeros((self._layout.shard_tokens, *values.shape[1:]), OUTPUTS[name])
+            whole[: len(values)] = values
+            arrays[name] = iter([whole])
         return arrays
 
     def record(self, split: str, files: Mapping[str, ShardFile]) -> ShardRecord:
@@ -174,12 +185,14 @@ class Example(NamedTuple):
         hidden_states: (seq, layers, hidden) as it was given.
         rows: arrays beside them.
         columns: the kinds of these arrays.
+        logits: Log-probabilities of its tokens, where the split has some.
     """
 
     key: str
     hidden_states: Tensor
     rows: Rows
     columns: Mapping[str, Column]
+    logits: TopLogits | None
 
 
 class _Stored(NamedTuple):
@@ -192,6 +205,7 @@ class _Stored(NamedTuple):
         replaced: values that were NaN or infinite and were replaced.
         rows: arrays beside its hidden states.
         columns: the kinds of these arrays.
+        logits: Log-probabilities of its tokens, where the split has some.
         waiting: (length, layers, hidden) as long as the channel statistics are not known.
     """
 
@@ -201,6 +215,7 @@ class _Stored(NamedTuple):
     replaced: int
     rows: Rows
     columns: Mapping[str, Column]
+    logits: TopLogits | None
     waiting: Tensor | None
 
 
@@ -338,6 +353,7 @@ class ShardBuffer:
             replaced=replaced,
             rows=example.rows,
             columns=example.columns,
+            logits=example.logits,
             waiting=waiting,
         )
 
@@ -386,7 +402,11 @@ class ShardBuffer:
         codes = self._codes.transpose(0, 1)
         scale = None if self._scale is None else self._scale[:tokens]
         replaced = sum(stored.replaced for stored in self._examples.values())
-        return ShardContent(self._layout, shard, self.lengths, codes, scale, replaced)
+        parts = [stored.logits for stored in self._examples.values() if stored.logits is not None]
+        logits = TopLogits.joined(parts) if parts else None
+        return ShardContent(
+            self._layout, shard, self.lengths, codes, scale, replaced, logits=logits
+        )
 
     def clear(self) -> None:
         """Begin anew; the statistics stay."""

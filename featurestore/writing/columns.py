@@ -18,6 +18,7 @@ from safetensors.numpy import save
 from bertvision.errors import CorruptStoreError, InputError
 from bertvision.featurestore.format.keeping import KEPT_POSITION, Keep, kept_positions
 from bertvision.featurestore.format.layout import PLAN_ARRAYS
+from bertvision.featurestore.format.logits import OUTPUTS, TopLogits, TopRule
 from bertvision.featurestore.format.records import ArrayRecord, Layout, ShardFile
 from bertvision.featurestore.writing.growing import (
     KEY_CHARACTERS,
@@ -30,7 +31,10 @@ Rows = dict[str, npt.NDArray[Any]]
 """Arrays of one example by name: (seq, …) of its tokens, or (…) of itself."""
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,79}", re.ASCII)
-_TAKEN = {*PLAN_ARRAYS, "hidden_states", "scale", "channel_mean", "channel_std"} | {KEPT_POSITION}
+_TAKEN = {*PLAN_ARRAYS, "hidden_states", "scale", "channel_mean", "channel_std"} | {
+    KEPT_POSITION,
+    *OUTPUTS,
+}
 _DTYPES = get_args(ArrayRecord.model_fields["dtype"].annotation)
 _FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 _MOST_BYTES = 1 << 30
@@ -200,6 +204,46 @@ def kept_rows(
     chosen = rows | {name: values[places] for name, values in fields.items()}
     place = Column(per="token", dtype="int32", shape=())
     return places, chosen | {KEPT_POSITION: places}, {**columns, KEPT_POSITION: place}
+
+
+def as_top(name: str, seq: int, logits: object, rule: TopRule | None) -> TopLogits | None:
+    """Log-probabilities of the tokens of an example, as the store has them, arrays of NumPy.
+
+    Args:
+        name: Key of the example.
+        seq: Tokens of the example.
+        logits: Logits over the vocabulary, or what is stored of them; None where the split has
+            none.
+        rule: What is stored of them.
+
+    Raises:
+        InputError: They are missing, of no use, or of another shape.
+    """
+    if (logits is None) != (rule is None):
+        raise InputError(
+            f"example {name!r} comes {'with' if rule is None else 'without'} logits: make the "
+            f"writer with {'logits such as top:64' if rule is None else 'no logits'}, or "
+            f"{'leave them out' if rule is None else 'give those of each example to add'}"
+        )
+    if rule is None:
+        return None
+    if not isinstance(logits, TopLogits):
+        try:
+            tensor = torch.as_tensor(logits)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InputError(f"example {name!r}: the logits are no array: {error}") from None
+        logits = rule.of(tensor.detach())
+    given = logits.map(lambda x: x.cpu().numpy() if isinstance(x, torch.Tensor) else np.asarray(x))
+    arrays = given._asdict()
+    wanted = {key: (seq, *shape) for key, shape in rule.shapes.items()}
+    if {key: values.shape for key, values in arrays.items()} != wanted:
+        shapes = {key: values.shape for key, values in arrays.items()}
+        raise InputError(f"example {name!r}: logits are of shapes {shapes}, {wanted} are due")
+    if not all(np.isfinite(values).all() for values in arrays.values()):
+        raise InputError(
+            f"example {name!r}: logits hold NaN, or fewer than {rule.k} tokens have a probability"
+        )
+    return TopLogits(*(values.astype(OUTPUTS[key]) for key, values in arrays.items()))
 
 
 def check_same(columns: Mapping[str, Column], there: Mapping[str, Column], what: str) -> None:

@@ -17,6 +17,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,7 @@ from bertvision.featurestore.format import arrays
 from bertvision.featurestore.format.arrays import group_key, read_array
 from bertvision.featurestore.format.examples import examples_digest, read_examples
 from bertvision.featurestore.format.layout import PLAN_ARRAYS, get_encoding
+from bertvision.featurestore.format.logits import OUTPUTS
 from bertvision.featurestore.format.plan import ShardPlan
 from bertvision.featurestore.format.records import FORMAT, MOVES, SplitRecord
 from bertvision.featurestore.format.shard import ShardReader, check_record_size, shard_key
@@ -78,7 +80,7 @@ def rearrange(ledger: GrowingLedger, growing: GrowingRecord, final: SplitRecord)
         ledger.commit_shard(record, ledger.shard_version(shard))
     for shard in sorted(ledger.shards().difference(range(final.shards))):
         ledger.retract_shard(shard)
-        for name in ("hidden_states", "scale"):
+        for name in ("hidden_states", "scale", *OUTPUTS):
             ledger.storage.remove(f"{group_key(final)}/{name}/c/{shard}")
 
 
@@ -154,10 +156,13 @@ class _Readers:
         if encoding.quantised:
             row = (len(final.layers), *encoding.scale_shape(final.hidden_size))
             scale = np.empty((ends[-1], *row), encoding.scale_dtype)
+        logits = final.top.empty(ends[-1]) if final.top else None
         for (number, i), n, end in zip(sources, lengths, ends, strict=True):
             part = slice(end - n, end)
             of_part = None if scale is None else scale[part]
             self._reader(number).read(i, i + 1, positions, codes[:, part], of_part)
+            if logits is not None:
+                self._reader(number).read_logits(i, i + 1, logits.map(itemgetter(part)))
         return ShardContent(
             final,
             shard,
@@ -165,6 +170,7 @@ class _Readers:
             torch.from_numpy(codes).transpose(0, 1),
             None if scale is None else torch.from_numpy(scale),
             nonfinite,
+            logits=logits,
         )
 
     def close(self) -> None:

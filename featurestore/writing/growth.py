@@ -15,6 +15,7 @@ from bertvision.featurestore.format.calibration import Calibration
 from bertvision.featurestore.format.encoding import ChannelStats
 from bertvision.featurestore.format.examples import read_examples, remove_examples
 from bertvision.featurestore.format.ledger import Ledger, split_names
+from bertvision.featurestore.format.logits import OUTPUTS
 from bertvision.featurestore.format.records import ROOT, SplitRecord
 from bertvision.featurestore.format.shard import shard_key
 from bertvision.featurestore.storage.storage import Storage
@@ -226,7 +227,7 @@ def remove_split(ledger: Ledger) -> None:
     storage, group = ledger.storage, f"{ROOT}/{ledger.name}"
     for shard in sorted(ledger.shards()):
         ledger.retract_shard(shard)
-    for name in ("hidden_states", "scale"):
+    for name in ("hidden_states", "scale", *OUTPUTS):
         storage.remove(f"{group}/{name}/c")
     GrowingLedger(storage, ledger.tag, ledger.split).remove_beside()
     ledger.retract_split()

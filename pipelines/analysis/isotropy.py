@@ -597,7 +597,8 @@ def isotropy(
 ) -> IsotropyResult:
     """Measure how hidden states spread in each layer.
 
-    All tokens and [CLS] alone are measured: mean cosine, spectrum, outlier channels.
+    All tokens and [CLS] alone are measured: mean cosine, spectrum, outlier channels. Of a split
+    that keeps some tokens of each example these are all there is.
 
     Examples:
         >>> import bertvision
@@ -618,18 +619,19 @@ def isotropy(
         ProvenanceError: the snapshots do not hold the same layers.
     """
     request = Request(isotropy, locals())
-    splits = request.splits(tuple(dict.fromkeys(parse_tags(checkpoint))), split)
+    splits = request.splits(tuple(dict.fromkeys(parse_tags(checkpoint))), split, whole=False)
     request.same_layers()
 
     def measure() -> IsotropyResult:
-        # where windows are one vector each, these are all there is
+        # where windows are one vector each, or begin anywhere, these are all there is
         pooled = all(x.record.tokens == x.record.examples for x in splits)
+        alone = pooled or any(x.keep is not None for x in splits)
         lengths = {str(x.tag): x.plan.n_tokens.astype(np.int64) for x in splits}
         first = {tag: np.cumsum(n) - n for tag, n in lengths.items()}
-        sets = [False] if pooled else [False, True]
+        sets = [False] if alone else [False, True]
         return isotropy_of_arrays(
             {str(x.tag): x.dask() for x in splits},
-            first=None if pooled else first,
+            first=None if alone else first,
             max_tokens=max_tokens or None,
             seed=seed,
             scheduler=request.scheduler,

@@ -198,23 +198,25 @@ class Request:
         self.runs: dict[str, str] = {}
         self.files: dict[str, str] = {}
 
-    def splits(self, tags: Sequence[str], *names: str) -> list[ActivationSplit]:
+    def splits(self, tags: Sequence[str], *names: str, whole: bool = True) -> list[ActivationSplit]:
         """Read splits of the workspace's store.
 
         Args:
             tags: Snapshots, in the order in which they are compared.
             *names: Splits of each; the first of a snapshot before the second.
+            whole: Whether every token of each example is needed.
 
         Returns:
             The splits, those of a snapshot beside each other.
 
         Raises:
             UnknownNameError: There is no such snapshot or split.
+            InputError: One keeps some tokens of each example, and all are needed.
             IncompleteSplitError: Shards of one are missing.
         """
         places = [(tag, name) for tag in tags for name in names]
         for place in places:
-            check_stored(self.workspace, *place)
+            check_stored(self.workspace, *place, whole=whole)
         read = [self.workspace.split(*place).require_complete() for place in places]
         self.tags, self.read = [*tags], [*self.read, *read]
         self.names = self.names or [*names]

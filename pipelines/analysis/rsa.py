@@ -472,7 +472,7 @@ def rsa(
     request = Request(rsa, locals())
     names = tuple(dict.fromkeys(parse_names(split)))
     tags = parse_tag(first), parse_tag(second)
-    stored = request.splits(tags, *names)
+    stored = request.splits(tags, *names, whole=False)
     rows, columns = stored[: len(names)], stored[len(names) :]
     check_layers(rows)
     check_layers(columns)

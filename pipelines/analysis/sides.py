@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertvision.errors import InputError, ProvenanceError
+from bertvision.featurestore.format.keeping import KEPT_POSITION
 from bertvision.pipelines.analysis.request import Other, Request, Setting
 from bertvision.pipelines.reading import StrPath
 from bertvision.pipelines.workspace.checks import check_stored, find_workspace
@@ -85,7 +86,8 @@ def _spread(first: Rows, n: Rows, examples: Rows) -> Rows:
 
 def _check_same_tokens(x: ActivationSplit, y: ActivationSplit) -> None:
     """Refuse two splits that do not hold the same tokens of the same texts."""
-    if x.record.plan_sha256 == y.record.plan_sha256 and _same_texts(x, y):
+    alike = _same_kept(x, y)
+    if alike and x.record.plan_sha256 == y.record.plan_sha256 and _same_texts(x, y):
         return
     what = None
     if not _same_texts(x, y):
@@ -102,6 +104,8 @@ def _check_same_tokens(x: ActivationSplit, y: ActivationSplit) -> None:
                 f"example {i} has {lengths[0][i]} and {lengths[1][i]} tokens, and "
                 f"{len(differing):,} examples differ"
             )
+        elif not alike:
+            what = f"they keep other tokens of each: {x.keep or 'all'} and {y.keep or 'all'}"
         elif not _same_places(x, y):
             what = "their tokens stand at other places in the text"
     if what is not None:
@@ -127,6 +131,13 @@ def _by_id(split: ActivationSplit) -> NDArray[np.int32]:
     """(examples,) tokens of each example, by id."""
     lengths: NDArray[np.int32] = split.plan.n_tokens[np.argsort(split.plan.example_id)]
     return lengths
+
+
+def _same_kept(x: ActivationSplit, y: ActivationSplit) -> bool:
+    """Whether two splits keep tokens of the same places, or all."""
+    if x.keep is None or y.keep is None:
+        return x.keep == y.keep
+    return np.array_equal(in_order(x, KEPT_POSITION), in_order(y, KEPT_POSITION))
 
 
 def _same_places(x: ActivationSplit, y: ActivationSplit) -> bool:
@@ -215,13 +226,13 @@ def pair(
         IncompleteSplitError: Shards of one are missing.
     """
     if beside is None:
-        x, y = request.splits([first, second], split)
+        x, y = request.splits([first, second], split, whole=False)
         return Sides(x, y, (x.name, y.name), False)
     other = find_workspace(beside)
     if other.root == request.workspace.root:
         raise InputError(f"--with {other.root}: this is the same workspace; leave --with out")
-    check_stored(other, second, split)
-    (x,) = request.splits([first], split)
+    check_stored(other, second, split, whole=False)
+    (x,) = request.splits([first], split, whole=False)
     y = other.split(second, split).require_complete()
     mine, theirs = told_apart((request.workspace, other))
     request.tags = [first, second]

@@ -106,7 +106,7 @@ def twonn(
         ProvenanceError: The snapshots do not hold the same layers.
     """
     request = Request(twonn, locals())
-    splits = request.splits(tuple(dict.fromkeys(parse_tags(checkpoint))), split)
+    splits = request.splits(tuple(dict.fromkeys(parse_tags(checkpoint))), split, whole=False)
     layers = request.same_layers()
     if (fewest := min(x.record.tokens for x in splits)) < FEWEST:
         raise InputError(f"--split {split} holds {fewest} tokens: name one with {FEWEST} or more")

@@ -183,9 +183,22 @@ class _Comparison:
     def _states(self, examples: Sequence[int]) -> list[Tensor]:
         """All hidden states of examples, as they should be."""
         reference = self._reference
-        return reference.states(
+        states = reference.states(
             [reference.ids[i] for i in examples], [reference.types[i] for i in examples]
         )
+        if self._split.keep is None:
+            return states
+        return [part[self._places(i)] for i, part in zip(examples, states, strict=True)]
+
+    def _places(self, example: int) -> Ids:
+        """Places of the tokens that are kept, as far as the example is as long."""
+        places = self._split.positions(example)
+        return places[places < len(self._reference.ids[example])]
+
+    def _due_ids(self, example: int) -> Ids:
+        """Token ids that should be stored of an example."""
+        ids = self._reference.ids[example]
+        return ids if self._split.keep is None else ids[self._places(example)]
 
     def look(self, examples: Sequence[int]) -> list[Finding]:
         """Findings on some examples."""
@@ -196,15 +209,14 @@ class _Comparison:
         """Finding on an example; None where nothing is wrong."""
         stored = self._split[example].transpose(1, 2)  # (tokens, stored layers, hidden)
         due = computed[:, self._layers]
-        ids, far, limit = self._reference.ids[example], None, 3 * self.tolerance
-        good = False
+        far, limit, good = None, 3 * self.tolerance, False
         if due.shape == stored.shape:
             apart = distances(stored, due, self._measure, self._layers)
             again = encoded_again(self._split, due)
             limits = allowed(again, due, self._measure, self._layers, self.tolerance)
             good, limit = bool((apart <= limits).all()), float(limits.median())
             far = float(apart.median())
-        case = Case(stored, computed, self._layers, 2 * limit, ids)
+        case = Case(stored, computed, self._layers, 2 * limit, self._due_ids(example))
         if good:
             # where much is allowed, neighbouring layers may be as near
             cause = wrong_layer(case, self._measure) if limit > _STRICT else None
@@ -226,7 +238,7 @@ class _Comparison:
             return None
         begin = int(self._split.plan.first_token[example])
         there = self._stored_ids[begin : begin + int(self._split.plan.n_tokens[example])]
-        if np.array_equal(there, self._reference.ids[example]):
+        if np.array_equal(there, self._due_ids(example)):
             return None
         words = "its token ids are not those of its text, whose hidden states it holds"
         return Cause("tokens", words)
@@ -262,14 +274,16 @@ class _Comparison:
             else:
                 states = states[first : first + len(ids)]
                 text = words.format(what, "are" if "and" in what else "is")
-            completed.append((kind, text, states))
+            kept = slice(None) if self._split.keep is None else self._places(example)
+            completed.append((kind, text, states[kept]))
         return completed
 
     def _others(self, example: int, tokens: int) -> Iterator[tuple[str, Tensor]]:
         """Other examples of so many tokens: the nearest in the split."""
         alike = np.arange(len(self._split))
         if self._tokens_kept:
-            alike = np.flatnonzero([len(ids) == tokens for ids in self._reference.ids])
+            due = map(self._due_ids, range(len(self._split)))
+            alike = np.flatnonzero([len(ids) == tokens for ids in due])
         alike = alike[alike != example]
         near = alike[np.argsort(np.abs(alike - example), kind="stable")][:_OTHERS].tolist()
         for begin in range(0, len(near), _AT_ONCE):

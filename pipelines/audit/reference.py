@@ -115,7 +115,6 @@ def of_workspace(space: Workspace, split: ActivationSplit) -> Reference:
             f"the windows of {split.name} hold several documents each, which are computed apart, "
             "and an audit computes windows as wholes: audit the same documents without packing"
         )
-    split.require_all_tokens()
     rows, first = split.plan.example_id, windows.first_token
     if int(rows.max()) >= len(windows):
         raise InputError(

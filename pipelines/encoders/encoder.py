@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import ceil
+from operator import itemgetter
 from typing import Protocol
 
 import numpy as np
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from bertvision.featurestore.format.logits import TopLogits
 from bertvision.pipelines.encoders.families import position_offset
 from bertvision.pipelines.encoders.forward import PackedForward, PaddedForward, can_pack
 from bertvision.pipelines.encoders.kept_states import KeptStates, kept_tokens
@@ -33,6 +35,7 @@ from bertvision.pipelines.encoders.padding_trial import (
     trial_rows,
     trial_windows,
 )
+from bertvision.pipelines.encoders.vocabulary_head import NextTokens
 from bertvision.pipelines.poolings import SpecialEnds, TokenPooling, column_of
 from bertvision.pipelines.precision import Precision, autocast, device
 from bertvision.pipelines.tasks.windows import Windows
@@ -47,6 +50,10 @@ class HiddenStateSource(Protocol):
     """Poolings that it gives of each window."""
     attention: str
     """Name of the attention that is computed, for the provenance of a split."""
+
+    @property
+    def logits(self) -> TopLogits | None:
+        """See `Encoder.logits`."""
 
     def kept(
         self, tokens: TokenPooling, lengths: npt.NDArray[np.integer]
@@ -76,6 +83,7 @@ class Encoder:
         alone: Whether each window is computed by itself, by the model's own forward pass: slower,
             and what all else is compared with.
         special: Special tokens at the ends of each window, which `poolings` ask for.
+        next_tokens: What reads the next token from last hidden states, of a decoder.
 
     Raises:
         InputError: The model cannot compute texts, or computes other states of the same window each
@@ -86,6 +94,7 @@ class Encoder:
         model: what it computes with.
         tokens: what it gives out of each window, in the order of ``layers``.
         attention: name of the attention that it computes, for the provenance of a split.
+        logits: Log-probabilities of the tokens that the last call gave, with ``next_tokens``.
     """
 
     def __init__(
@@ -97,8 +106,10 @@ class Encoder:
         *,
         alone: bool = False,
         special: SpecialEnds = (True, True),
+        next_tokens: NextTokens | None = None,
     ) -> None:
         self.device = device()
+        self.logits: TopLogits | None = None
         self.model = model.eval().requires_grad_(False).to(self.device)
         self.tokens: tuple[TokenPooling, ...] = tuple(layers)
         self._precision = precision
@@ -109,7 +120,7 @@ class Encoder:
         self._forward: PackedForward | PaddedForward = (
             PackedForward(self.model, wanted, precision, sites)
             if can_pack(self.model) and not alone
-            else PaddedForward(self.model, wanted, sites)
+            else PaddedForward(self.model, wanted, sites, next_tokens)
         )
         # what is kept of a batch takes no more memory than hidden states do
         self._share = max(1, ceil(len(sites) / (int(model.config.num_hidden_layers) + 1)))
@@ -232,8 +243,11 @@ class Encoder:
         with torch.inference_mode(), autocast(precision, self.device):
             self._forward(windows, rows, self._kept)
         states = self._kept.result()
+        if isinstance(self._forward, PaddedForward):
+            self.logits = self._forward.logits
         if chosen is None:
             return states
+        self.logits = self.logits and self.logits.map(itemgetter(chosen))
         here = torch.from_numpy(chosen).to(self.device)
         # each layer stays contiguous
         return [kept.transpose(0, 1)[:, here].transpose(0, 1) for kept in states]

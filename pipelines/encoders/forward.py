@@ -25,12 +25,14 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from bertvision.errors import BertvisionError, InputError
+from bertvision.featurestore.format.logits import TopLogits
 from bertvision.pipelines.encoders.families import FAMILIES, position_offset
 from bertvision.pipelines.encoders.kept_states import KeptStates
 from bertvision.pipelines.encoders.loading import pad_id, takes_token_types
 from bertvision.pipelines.encoders.padding_trial import SIMILAR, Batching
 from bertvision.pipelines.encoders.sites.names import Site, sites_of
 from bertvision.pipelines.encoders.sites.taps import Taps
+from bertvision.pipelines.encoders.vocabulary_head import NextTokens
 from bertvision.pipelines.precision import Precision
 from bertvision.pipelines.tasks.windows import Windows, collate
 
@@ -264,18 +266,26 @@ class PaddedForward:
             pooler output.
         sites: names of sites, which then stand in the place of the hidden states: ``wanted`` counts
             them from 0.
+        next_tokens: What reads the next token from the last hidden state; None reads none.
 
     Attributes:
         batching: Windows that are computed together.
+        logits: Log-probabilities of the tokens of the last windows, one after another, if any.
     """
 
     batch_tokens = BatchTokens(cpu=4096, accelerator=16384)
     """Tokens of a batch: enough to find windows of like length in it."""
 
     def __init__(
-        self, model: PreTrainedModel, wanted: Sequence[int], sites: Sequence[str] = ()
+        self,
+        model: PreTrainedModel,
+        wanted: Sequence[int],
+        sites: Sequence[str] = (),
+        next_tokens: NextTokens | None = None,
     ) -> None:
         self._model = model
+        self._next_tokens = next_tokens
+        self.logits: TopLogits | None = None
         self.batching: Batching = "like"
         self._sparse = getattr(model.config, "attention_type", None) == "block_sparse"
         self.attention = str(model.config._attn_implementation)
@@ -306,8 +316,10 @@ class PaddedForward:
                 compute windows of such lengths.
         """
         lengths = windows.n_tokens[rows]
+        if self._next_tokens is not None:
+            self.logits = self._next_tokens.rule.empty(int(lengths.sum()))
         for members in groups(lengths, self.group_tokens, self.batching):
-            self._group(windows, rows[members], members, kept)
+            self._group(windows, rows[members], members, lengths, kept)
 
     @property
     def group_tokens(self) -> int:
@@ -319,6 +331,7 @@ class PaddedForward:
         windows: Windows,
         rows: npt.NDArray[np.int64],
         members: npt.NDArray[np.int64],
+        lengths: npt.NDArray[np.integer],
         kept: KeptStates | None,
     ) -> None:
         where = self._model.device
@@ -336,10 +349,11 @@ class PaddedForward:
 
         if self._taps is not None:
             with self._taps.taken(keep):
-                self._compute(inputs)
+                output = self._compute(inputs)
+            self._read_next(output.last_hidden_state.flatten(0, 1)[real], members, lengths)
             return
         output = self._compute(inputs, output_hidden_states=True)
-        states = getattr(output, "hidden_states", None) or ()
+        states: tuple[Tensor, ...] = getattr(output, "hidden_states", None) or ()
         if self._sparse:  # behind the window stand tokens that fill the last block
             states = tuple(state[:, : inputs["input_ids"].shape[1]] for state in states)
         shape = (*batch.input_ids.shape, self._model.config.hidden_size)
@@ -353,6 +367,21 @@ class PaddedForward:
             keep(layer, state)
         if self._pooled:
             kept.add_pooler(self._states, output.pooler_output, members)
+        self._read_next(states[-1].flatten(0, 1)[real], members, lengths)
+
+    def _read_next(
+        self,
+        last: Tensor,
+        members: npt.NDArray[np.int64],
+        lengths: npt.NDArray[np.integer],
+    ) -> None:
+        """Keep the next tokens of some windows, where they are asked for."""
+        if self._next_tokens is None or self.logits is None:
+            return
+        starts = np.cumsum(lengths, dtype=np.int64) - lengths
+        places = np.concatenate([np.arange(starts[i], starts[i] + lengths[i]) for i in members])
+        for out, values in zip(self.logits, self._next_tokens(last), strict=True):
+            out[places] = values
 
     def _compute(self, inputs: dict[str, Tensor], **options: Any) -> Any:
         """The model's output.

@@ -10,6 +10,7 @@ the token that follows.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,14 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
-from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPastAndCrossAttentions as ModelOutput,
+)
 
 from bertvision.errors import InputError
+from bertvision.featurestore.format.logits import TopLogits, TopRule
 from bertvision.pipelines.encoders.loading import load_reported, read_config
+from bertvision.pipelines.precision import device
 
 Floats = npt.NDArray[np.float32]
 
@@ -37,6 +42,8 @@ _NEXT = (
 _NEXT_DECODER = "take a decoder such as openai-community/gpt2 or google/gemma-3-270m"
 _PROBED = 16  # tokens whose logits are compared
 _TOLERANCE = 1e-4
+_LOGITS_AT_ONCE = 1 << 25
+"""Logits that are in memory at a time."""
 
 
 class MlmHead:
@@ -113,8 +120,99 @@ class CausalHead:
 class _Given(nn.Module):
     """Stands where the encoder was: its last hidden state is what it is given."""
 
-    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> BaseModelOutput:
-        return BaseModelOutput(last_hidden_state=inputs_embeds)
+    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> ModelOutput:
+        return ModelOutput(last_hidden_state=inputs_embeds)
+
+
+class NextTokens:
+    """The most probable next tokens of each token, of the last hidden states of a decoder.
+
+    What stands behind the decoder is applied by the model's own code, with the caps and scales that
+    some families have.
+
+    Args:
+        model: Decoder with its output layer, which stays as it is.
+        rule: Number of tokens that are kept.
+        name: Its name in messages.
+
+    Raises:
+        InputError: It is no decoder, its vocabulary has fewer tokens, or its logits are not a
+            function of its last hidden state.
+    """
+
+    def __init__(self, model: PreTrainedModel, rule: TopRule, name: str) -> None:
+        self.rule = rule
+        words = int(model.config.vocab_size)
+        if not is_causal(model.config) or words < rule.k:
+            raise InputError(
+                f"--logits {rule}: {name} has {words:,} tokens in its vocabulary"
+                if is_causal(model.config)
+                else f"--logits {rule}: {name} does not name the token that follows; "
+                f"{_NEXT_DECODER}"
+            )
+        self._head = copy(model)
+        self._head._modules = dict(model._modules)
+        setattr(self._head, model.base_model_prefix, _Given())
+        self._most = max(1, _LOGITS_AT_ONCE // words)
+        ids = torch.arange(min(_PROBED, words), device=model.device).unsqueeze(0)
+        with torch.inference_mode():
+            made = model(input_ids=ids, output_hidden_states=True)
+            logits = self._head(inputs_embeds=made.hidden_states[-1]).logits
+        apart = (logits - made.logits).abs().max() > _TOLERANCE * made.logits.abs().max()
+        if bool(apart):
+            raise InputError(
+                f"--logits {rule}: the logits of {type(model).__name__} are not a function of the "
+                f"last hidden state alone; {_NEXT_DECODER}"
+            )
+
+    def __call__(self, states: Tensor) -> TopLogits:
+        """What is kept, arrays of NumPy, of last hidden states (tokens, hidden), a part at a time.
+
+        In float32 whatever the caller computes in: a logit of 20 in bfloat16 is off by up to 0.06.
+        """
+        parts = []
+        with torch.inference_mode(), torch.autocast(states.device.type, enabled=False):
+            for some in states.float().split(self._most):
+                logits = self._head(inputs_embeds=some.unsqueeze(0)).logits.squeeze(0)
+                parts.append(self.rule.of(logits).map(lambda x: x.cpu().numpy()))
+        return TopLogits.joined(parts)
+
+
+def load_next_tokens(
+    folder: Path, name: str, rule: TopRule, encoder: PreTrainedModel, *, same: bool
+) -> NextTokens:
+    """Load what stands behind a decoder that was saved without it.
+
+    Args:
+        folder: Folder of the checkpoint that it began as.
+        name: Its name in messages.
+        rule: Number of tokens that are kept.
+        encoder: The decoder as it was saved.
+        same: Whether its weights are still those of the checkpoint.
+
+    Raises:
+        InputError: The checkpoint has no output layer, or one of its own that was not saved with
+            the snapshot; or as of `NextTokens`.
+    """
+    if not is_causal(encoder.config):
+        raise InputError(
+            f"--logits {rule}: {name} does not name the token that follows; {_NEXT_DECODER}"
+        )
+    model, missing = load_reported(folder, AutoModelForCausalLM)
+    output = model.get_output_embeddings()
+    if missing or output is None:
+        raise InputError(f"{name} has no output layer over its vocabulary: {_NEXT_DECODER}")
+    tied = output.weight is model.get_input_embeddings().weight
+    if not same and not tied:
+        raise InputError(
+            f"--logits {rule}: the snapshot was saved without the output layer of {name}, which "
+            "shares no weights with its embeddings: take the snapshot 0e, or a decoder that "
+            "shares them"
+        )
+    setattr(model, model.base_model_prefix, encoder)
+    model.tie_weights()
+    whole: Any = model.eval()
+    return NextTokens(whole.to(device()), rule, name)
 
 
 def load_masked_model(folder: Path, name: str) -> PreTrainedModel:

@@ -18,6 +18,7 @@ from bertvision.errors import BertvisionError, InputError, counted
 from bertvision.featurestore.creation import SplitContents, SplitSpec
 from bertvision.featurestore.format.keeping import KEEP, KEPT_POSITION, Keep, kept_positions
 from bertvision.featurestore.format.ledger import Ledger, split_names
+from bertvision.featurestore.format.logits import LOGITS
 from bertvision.featurestore.format.plan import SHARD_TOKENS, ShardPlan
 from bertvision.featurestore.format.records import Provenance
 from bertvision.featurestore.storage.storage import Storage
@@ -224,6 +225,8 @@ def provenance(
         made_from["layer_names"] = json.dumps(job.options.sites)
     if job.options.keep is not None:
         made_from[KEEP] = job.options.keep
+    if job.options.logits is not None:
+        made_from[LOGITS] = job.options.logits
     if tokens == "all":  # of which nothing is said
         return made_from
     made_from["tokens"] = tokens

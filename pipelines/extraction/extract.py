@@ -151,7 +151,8 @@ def wanted_splits(
     Raises:
         InputError: there are none, or they are not all of the same tokens.
     """
-    usual: TokenPooling = "all" if options.keep else model.usual_tokens(data.config.name)
+    whole = options.keep or options.logits
+    usual: TokenPooling = "all" if whole else model.usual_tokens(data.config.name)
     default = tuple(dict.fromkeys(options.tokens or (usual,)))
     if "all" in default and len(default) > 1:
         raise InputError(

@@ -10,14 +10,18 @@ from typing import Any, NamedTuple, cast
 from transformers import PreTrainedModel
 
 from bertvision.errors import InputError
+from bertvision.featurestore.format.logits import TopRule
+from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.encoders.encoder import Encoder, HiddenStateSource
 from bertvision.pipelines.encoders.kept_states import check_poolings
 from bertvision.pipelines.encoders.loading import check_token_ids, dimensions
+from bertvision.pipelines.encoders.vocabulary_head import load_next_tokens
 from bertvision.pipelines.extraction.layers import layers_of_tokens
 from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.precision import resolve_precision
 from bertvision.pipelines.tasks.windows import Windows, special_ends
 from bertvision.pipelines.workspace.job_options import ExtractOptions
+from bertvision.pipelines.workspace.pretrained import pretrained
 from bertvision.pipelines.workspace.records import SnapshotInfo
 from bertvision.pipelines.workspace.snapshots import load_snapshot
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -82,10 +86,18 @@ def load_encoder(
     size = dimensions(model.config, snapshot.tokenizer)
     pooler, sites = getattr(model, "pooler", None) is not None, options.sites or ()
     layers_kept = layers_of_tokens(options, size.layers, pooler=pooler)
+    next_tokens = None
+    if options.logits is not None:
+        begun, fraction = pretrained(workspace), SnapshotTag(tag)
+        next_tokens = load_next_tokens(
+            *(begun.folder, begun.name_or_path, TopRule.parse(options.logits), model),
+            same=not fraction.is_untrained and fraction.fraction == 0,
+        )
     encoder = Encoder(
         *(model, layers_kept, resolve_precision(options.precision), sites),
         alone=alone,
         special=special_ends(snapshot.tokenizer),
+        next_tokens=next_tokens,
     )
 
     def check(windows: Windows) -> None:

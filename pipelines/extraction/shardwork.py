@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from bertvision.errors import NonFiniteError
 from bertvision.featurestore.format.encoding import ChannelStats, Encoded, encode, lossy_layer
+from bertvision.featurestore.format.logits import TopLogits
 from bertvision.featurestore.format.names import NonFinite
 from bertvision.featurestore.format.records import ShardRecord
 from bertvision.featurestore.writer import SplitWriter
@@ -124,7 +126,7 @@ class ShardWork:
                 except NonFiniteError:
                     self._name_window(pooling, shard, hidden_states, rows[batch])
                     raise
-                memories[pooling].put(first[pooling], encoded)
+                memories[pooling].put(first[pooling], encoded, self._source.logits)
                 first[pooling] += len(hidden_states)
                 nonfinite[pooling] += encoded.nonfinite
         return nonfinite
@@ -171,14 +173,18 @@ class _ShardMemory:
             shapes.append(((tokens, layers, *groups), encoding.scale_torch_dtype))
         self._here = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in shapes]
         self._host = self._here
+        self._logits = record.top.empty(tokens) if record.top else None
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self._host = [torch.empty_like(x, device="cpu", pin_memory=True) for x in self._here]
             self._stream = torch.cuda.Stream(device)
 
-    def put(self, first: int, encoded: Encoded) -> None:
-        """Keep what was encoded as the tokens from ``first`` on."""
+    def put(self, first: int, encoded: Encoded, logits: TopLogits | None) -> None:
+        """Keep what was encoded as the tokens from ``first`` on, and their log-probabilities."""
         tokens = slice(first, first + len(encoded.codes))
+        if self._logits is not None and logits is not None:
+            for room, values in zip(self._logits, logits, strict=True):
+                room[tokens] = values
         self._here[0][:, tokens].copy_(encoded.codes.transpose(0, 1))
         if encoded.scale is not None:
             self._here[1][tokens] = encoded.scale
@@ -198,7 +204,8 @@ class _ShardMemory:
         tokens = writer.plan.tokens_of(shard)
         codes = self._host[0][:, :tokens].transpose(0, 1)
         scale = self._host[1][:tokens] if len(self._host) > 1 else None
-        return writer.write_shard(shard, codes, scale, nonfinite)
+        logits = self._logits and self._logits.map(itemgetter(slice(tokens)))
+        return writer.write_shard(shard, codes, scale, nonfinite, logits)
 
 
 _Memories: TypeAlias = dict[TokenPooling, _ShardMemory]

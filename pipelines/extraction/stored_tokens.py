@@ -128,6 +128,10 @@ class StoredTokens:
                 "another --store"
             )
 
+    @property
+    def logits(self) -> None:
+        """None: poolings have none."""
+
     def kept(
         self, tokens: TokenPooling, lengths: npt.NDArray[np.integer]
     ) -> npt.NDArray[np.integer]:

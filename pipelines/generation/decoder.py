@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -16,10 +17,12 @@ from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedModel
 
 from bertvision.errors import InputError
+from bertvision.featurestore.format.logits import TopLogits, TopRule
 from bertvision.pipelines.encoders.loading import pad_id
 from bertvision.pipelines.encoders.padding_trial import distance
 from bertvision.pipelines.encoders.sites.names import sites_of
 from bertvision.pipelines.encoders.sites.taps import Taps
+from bertvision.pipelines.encoders.vocabulary_head import NextTokens
 from bertvision.pipelines.precision import Precision, autocast, device
 from bertvision.pipelines.tasks.windows import Int32Array
 
@@ -111,6 +114,8 @@ class Pass(NamedTuple):
     """(rows, vocabulary) float32 behind the last token, on the device."""
     states: Tensor
     """(rows, tokens, layers, hidden) float32 on the CPU, of padding whatever it is."""
+    next_tokens: list[TopLogits] | None
+    """(rows,) the most probable next tokens of the tokens that count, where they are asked for."""
 
 
 class Decoder:
@@ -121,6 +126,7 @@ class Decoder:
         layers: indices of the hidden states to give, 0 being the embedding output; or of ``sites``.
         precision: Precision of the forward pass; weights stay float32.
         sites: names of sites (see `sites.names`), in the place of hidden states.
+        top: Number of the most probable next tokens to give beside; None gives none.
 
     Attributes:
         attention: name of the attention that it computes, for the provenance of a split.
@@ -136,6 +142,7 @@ class Decoder:
         layers: Sequence[int],
         precision: Precision,
         sites: Sequence[str] = (),
+        top: TopRule | None = None,
     ) -> None:
         self.device = device()
         self.attention = str(model.config._attn_implementation)
@@ -153,7 +160,11 @@ class Decoder:
             base = cast(PreTrainedModel, model.base_model)
             self._taps = Taps(base, {i: known[name] for i, name in enumerate(names)})
         self._pad = min(pad_id(None, model.config), int(model.config.vocab_size) - 1)  # never seen
+        self._next: NextTokens | None = None
         self._check()
+        if top is not None:
+            self._options["output_hidden_states"] = True
+            self._next = NextTokens(model, top, f"a {model.config.model_type} model")
 
     def begin(self) -> Reading:
         """Begin with some prompts."""
@@ -202,8 +213,20 @@ class Decoder:
                 output = self._model(**inputs, past_key_values=cache, **self._options)
                 for number, layer in enumerate(self._layers):
                     keep(number, output.hidden_states[layer])
-        logits = output.logits[:, -1].float()
-        return Pass(logits, torch.stack(states_of_layer, dim=2)), output.get("past_key_values")
+            logits, counted = output.logits[:, -1].float(), real[:, -seq:]
+            given = None
+            if self._next is not None and seq == 1 and self._precision == "32":
+                ones = self._next.rule.of(logits).map(lambda x: x.cpu().numpy())
+                given = [ones.map(itemgetter(slice(i, i + 1))) for i in range(len(logits))]
+            elif self._next is not None:
+                last = self._next(output.hidden_states[-1][counted])  # of rows that go on alone
+                ends = counted.sum(1).cumsum(0).cpu().tolist()
+                given = [
+                    last.map(itemgetter(slice(begin, end)))
+                    for begin, end in zip([0, *ends], ends, strict=False)
+                ]
+        stacked = torch.stack(states_of_layer, dim=2)
+        return Pass(logits, stacked, given), output.get("past_key_values")
 
     def _check(self) -> None:
         """Compare states of a few tokens, read at once, with what reading token by token gives."""

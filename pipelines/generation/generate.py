@@ -18,6 +18,8 @@ from torch import Tensor
 
 from bertvision.errors import DiskSpaceError, InputError, counted
 from bertvision.featurestore.creation import SplitSpec
+from bertvision.featurestore.format.keeping import Keep
+from bertvision.featurestore.format.logits import LOGITS, TopLogits, TopRule
 from bertvision.featurestore.format.plan import SHARD_TOKENS, ShardPlan
 from bertvision.featurestore.format.records import Provenance
 from bertvision.featurestore.split import ActivationSplit
@@ -33,7 +35,7 @@ from bertvision.pipelines.generation.loading import LoadedDecoder, TextSettings
 from bertvision.pipelines.generation.prompts import Prompt, digest
 from bertvision.pipelines.precision import resolve_precision
 from bertvision.pipelines.progress import progress
-from bertvision.pipelines.tasks.windows import Int32Array
+from bertvision.pipelines.tasks.windows import Int32Array, Int64Array
 from bertvision.pipelines.text import size
 from bertvision.pipelines.workspace.job_options import GenerateOptions
 
@@ -53,6 +55,8 @@ class Continued(NamedTuple):
     """(tokens, layers, hidden) float32 on the CPU."""
     finish_reason: int
     """See `FINISH_REASONS`."""
+    next_tokens: TopLogits | None
+    """The most probable next tokens of each, arrays of NumPy, where they are asked for."""
 
 
 def go_on(
@@ -93,6 +97,9 @@ def go_on(
         [states_of_prompt[-len(p.ids) :]]
         for p, states_of_prompt in zip(prompts, given.states, strict=True)
     ]
+    tops: list[list[TopLogits]] = [[] for _ in prompts]
+    for row, top in enumerate(given.next_tokens or ()):
+        tops[row].append(top)
     written: list[list[int]] = [[] for _ in prompts]
     reasons: dict[int, int] = {}
     rows, logits = list(range(len(prompts))), given.logits
@@ -112,6 +119,8 @@ def go_on(
             row, token = rows[place], int(tokens[place])
             written[row].append(token)
             states[row].append(given.states[place])
+            if given.next_tokens is not None:
+                tops[row].append(given.next_tokens[place])
             if token in stops:
                 reasons[row] = 0
             elif len(written[row]) == limits[row]:
@@ -130,6 +139,7 @@ def go_on(
             len(prompt.ids),
             torch.cat(states[row]),
             reasons[row],
+            TopLogits.joined(tops[row]) if tops[row] else None,
         )
         for row, prompt in enumerate(prompts)
     ]
@@ -151,8 +161,9 @@ class Generated(NamedTuple):
         split: its name.
         examples: prompts with what follows, that the split has.
         added: by this call; the others were there before.
-        prompt_tokens: Tokens of the prompts of all examples.
+        prompt_tokens: Stored tokens of the prompts of all examples.
         generated_tokens: likewise.
+        keep: Rule of the tokens that are stored of each text; None where all are.
         finish_reasons: how many ended by each (see `batch.FINISH_REASONS`).
         layers: indices of the hidden states, or names of the sites.
         bytes: Size of the split's shards.
@@ -164,6 +175,7 @@ class Generated(NamedTuple):
     added: int
     prompt_tokens: int
     generated_tokens: int
+    keep: str | None
     finish_reasons: dict[str, int]
     layers: list[int] | list[str]
     bytes: int
@@ -204,12 +216,14 @@ class Generation:
             self._sites = choose_sites(options.sites, config.model_type, depth)
             self._layers = tuple(range(len(self._sites)))
         self._precision = resolve_precision(options.precision)
-        self._decoder = Decoder(loaded.model, self._layers, self._precision, self._sites)
+        top = None if options.logits is None else TopRule.parse(options.logits)
+        self._decoder = Decoder(loaded.model, self._layers, self._precision, self._sites, top)
         self._hidden = int(config.hidden_size)
         self._loaded, self._prompts, self._options = loaded, prompts, options
         self._most = [
             new_tokens(prompt, options.max_new_tokens, loaded.longest) for prompt in prompts
         ]
+        self._check_keep()
         longest = max(len(p.ids) + n for p, n in zip(prompts, self._most, strict=True))
         self._shard_tokens = max(SHARD_TOKENS, 2 * longest)
 
@@ -238,6 +252,8 @@ class Generation:
             layers=self._sites or self._layers,
             encoding=self._options.encoding,
             shard_tokens=self._shard_tokens,
+            keep=self._options.keep,
+            logits=self._options.logits,
             tokenizer=self._loaded.tokenizer,
             provenance=self._made_from(),
         ) as writer:
@@ -248,8 +264,35 @@ class Generation:
             done = writer.finish(self._options.permute, examples=len(self._prompts))
         return _summary(store, done, len(missing))
 
+    def _check_keep(self) -> None:
+        """Refuse a rule that a text may have no token for, before any is generated."""
+        fewest = self._kept_tokens(range(len(self._prompts)), [1] * len(self._prompts))
+        if not fewest.all():
+            prompt = min(self._prompts, key=lambda prompt: len(prompt.ids))
+            raise InputError(
+                f"--keep {self._options.keep}: prompt {prompt.key!r} has "
+                f"{counted(len(prompt.ids), 'token')}, and its text may have none that is kept: "
+                f"give from:N with N up to {len(prompt.ids)}, or leave such prompts out"
+            )
+
+    def _kept_tokens(self, prompts: Sequence[int], new: Sequence[int]) -> Int64Array:
+        """(prompts,) tokens that are stored of texts with so many new tokens."""
+        read = np.array([len(self._prompts[i].ids) for i in prompts])
+        lengths: Int64Array = read + np.array(new)
+        if self._options.keep is None:
+            return lengths
+        starts = np.cumsum(lengths) - lengths
+        places = np.arange(lengths.sum()) - np.repeat(starts, lengths)
+        mask = Keep.parse(self._options.keep).mask(
+            lengths, {"generated": (places >= np.repeat(read, lengths)).astype(np.uint8)}
+        )
+        kept: Int64Array = np.add.reduceat(mask.astype(np.int64), starts)
+        return kept
+
     def _stored_as(self) -> tuple[str, tuple[int, ...], int, Provenance]:
-        return self._options.encoding, self._layers, self._hidden, {}
+        logits = self._options.logits
+        made_from: Provenance = {} if logits is None else {LOGITS: logits}
+        return self._options.encoding, self._layers, self._hidden, made_from
 
     def _made_from(self) -> Provenance:
         """Everything that the tokens and their states depend on, causes first."""
@@ -273,10 +316,7 @@ class Generation:
         new = sum(self._most[i] for i in missing)
         least, most = (
             expected_bytes(
-                ShardPlan.make(
-                    [len(self._prompts[i].ids) + n for i, n in zip(missing, each, strict=True)],
-                    shard_tokens=self._shard_tokens,
-                ),
+                ShardPlan.make(self._kept_tokens(missing, each), shard_tokens=self._shard_tokens),
                 spec,
             )
             for each in ([1] * len(missing), [self._most[i] for i in missing])
@@ -345,6 +385,7 @@ class Generation:
                             input_ids=text.input_ids,
                             labels={"finish_reason": text.finish_reason, "prompt": row},
                             fields={"generated": generated.astype(np.uint8)},
+                            logits=text.next_tokens,
                         )
 
     def _batches(self) -> list[list[int]]:
@@ -365,6 +406,7 @@ def _summary(store: ActivationStore, split: ActivationSplit, added: int) -> Gene
         added=added,
         prompt_tokens=split.plan.total_tokens - generated,
         generated_tokens=generated,
+        keep=split.keep,
         finish_reasons={name: int((reasons == i).sum()) for i, name in enumerate(FINISH_REASONS)},
         layers=split.layer_names or [*record.layers],
         bytes=store.stored_bytes(record.tag, record.split),
@@ -377,7 +419,7 @@ class GeneratedText(NamedTuple):
     id: str
     """Key of the prompt."""
     prompt: str
-    """With the special tokens that it was read with."""
+    """With the special tokens that it was read with; empty where its tokens are not stored."""
     completion: str
     """Without special tokens."""
     finish_reason: str
@@ -390,7 +432,7 @@ def generated_texts(split: ActivationSplit, tokenizer: str | None = None) -> lis
     """The texts of a split, in the order of the prompts.
 
     Args:
-        split: Split that `bertvision generate` wrote, complete.
+        split: Split that `bertvision generate` wrote, complete, with all generated tokens.
         tokenizer: folder or hub name; by default that of the decoder, where it was.
 
     Raises:
@@ -400,8 +442,22 @@ def generated_texts(split: ActivationSplit, tokenizer: str | None = None) -> lis
     split.require_complete()
     if "generated" not in split.record.arrays or "finish_reason" not in split.labels:
         raise InputError(f"{split.name} was not written by `bertvision generate`: it has no texts")
+    check_texts(split.keep)
     reader, order = _tokenizer(split, tokenizer), np.argsort(split.labels["prompt"])
     return list(_texts(split, reader, order.tolist()))
+
+
+def check_texts(keep: str | None) -> None:
+    """Check that a rule keeps all generated tokens, of which texts are read.
+
+    Raises:
+        InputError: It keeps some of them.
+    """
+    if keep not in (None, "completion", "generated"):
+        raise InputError(
+            f"the texts of a split are read from its tokens, and --keep {keep} stores some of "
+            "them: --keep completion stores all that are generated"
+        )
 
 
 def _tokenizer(split: ActivationSplit, given: str | None) -> Any:

@@ -31,6 +31,7 @@ from bertvision.featurestore.creation import store_lock, write_root
 from bertvision.featurestore.damage import find_damage
 from bertvision.featurestore.format import arrays
 from bertvision.featurestore.format.ledger import LEDGER, Ledger, split_records
+from bertvision.featurestore.format.logits import OUTPUTS
 from bertvision.featurestore.format.names import SnapshotTag, check_name
 from bertvision.featurestore.format.records import ROOT, SplitRecord
 from bertvision.featurestore.format.shard import shard_key
@@ -65,8 +66,10 @@ _ARRAY_FILE = re.compile(
     r"(?:[a-z][a-z0-9_]*/)?zarr\.json|[a-z][a-z0-9_]*/c(?:/\d{1,9})+", re.ASCII
 )
 _LEDGER_FILE = re.compile(r"split\.json|\d{5,9}\.json", re.ASCII)
-_OF_SHARD = re.compile(r"(?:hidden_states|scale)/c/(\d+)/.*|(\d+)\.json", re.ASCII)
-_SHARDED = ("hidden_states/c/", "scale/c/")
+_OF_SHARD = re.compile(
+    rf"(?:hidden_states|scale|{'|'.join(OUTPUTS)})/c/(\d+)(?:/.*)?|(\d+)\.json", re.ASCII
+)
+_SHARDED = tuple(f"{name}/c/" for name in ("hidden_states", "scale", *OUTPUTS))
 
 
 def local_root(storage: Storage, doing: str) -> Path:
@@ -164,7 +167,8 @@ def written_for(splits: Mapping[str, StoredSplit | None], files: Mapping[str, in
     paths = set()
     for name, split in splits.items():
         group = f"{ROOT}/{name}/"
-        parts = {"zarr.json", "hidden_states", "scale", *(split.record.arrays if split else ())}
+        parts = {"zarr.json", *(part.partition("/")[0] for part in _SHARDED)}
+        parts |= {*split.record.arrays} if split else set()
         for path in files_of(name, files):
             if path.removeprefix(group).partition("/")[0] in parts or not path.startswith(group):
                 paths.add(path)

@@ -128,7 +128,9 @@ def write_view(
     """
     check_target(target)
     check_hidden_states(split.split)
-    split.require_complete().require_all_tokens()
+    split.require_complete()
+    if options.head is not None:
+        split.require_all_tokens()
     position, *others = split.layer_positions(_as_layer(options.layer))
     if others:
         raise InputError(f"--layer {options.layer}: name one layer")
@@ -302,7 +304,7 @@ def _top(
         (
             f"{value:.3f}".replace("-", "−"),
             t.example,
-            t.position,
+            int(names.split.positions(t.example)[t.position]),
             names.context(t.example, t.position),
         )
         for value, t in zip(values, tokens, strict=True)
@@ -365,6 +367,8 @@ def _facts(sample: Sample, unit: str, options: ViewOptions) -> list[tuple[str, s
     if "ordinary" in split.encoding_error:
         worst = float(split.encoding_error["ordinary"].max())
         encoding += f", off by {worst:.1%} of a {unit}'s deviation at most"
+    if split.keep is not None:
+        facts.append(("tokens kept of each example", split.keep))
     return [*facts, ("stored as", encoding)]
 
 
@@ -384,6 +388,7 @@ def _data(
     return {
         "groups": _groups(sample, names),
         "unit": _unit(names),
+        "places": sample.places,
         "tokens": [name for example in examples for name in names.of(example)],
         "examples": [[example, end] for example, end in zip(examples, ends, strict=True)],
         "measures": [measure.to_json() for measure in contents.measures],
@@ -419,7 +424,8 @@ def _groups(sample: Sample, names: TokenNames) -> list[list[Any]]:
     for example, length in zip(sample.examples.tolist(), sample.lengths.tolist(), strict=True):
         title = f"{example}: {names.title(example)}"
         for first in range(0, length, _ROWS):
-            part = f" (from token {first})" if length > _ROWS else ""
+            begins = first if sample.places is None else sample.places[begin + first]
+            part = f" (from token {begins})" if length > _ROWS else ""
             groups.append([title + part, begin + first, min(_ROWS, length - first)])
         begin += length
     return groups

@@ -29,6 +29,8 @@ class Sample(NamedTuple):
     """(examples,) tokens of each."""
     states: Floats
     """(tokens, layers, hidden), examples one after another."""
+    places: list[int] | None
+    """(tokens,) place of each in what the model read; None where that is its place among them."""
 
 
 def drawn_examples(lengths: npt.NDArray[np.integer], most: int, seed: int) -> Ints:
@@ -73,7 +75,10 @@ def read_sample(split: ActivationSplit, most: int, seed: int) -> Sample:
     lengths = split.plan.n_tokens.astype(np.int64)
     examples = drawn_examples(lengths, most, seed)
     states: Floats = split.read(examples).hidden_states.numpy()
-    return Sample(split, examples, lengths[examples], states)
+    places = None
+    if split.keep is not None:
+        places = np.concatenate([split.positions(i) for i in examples.tolist()]).tolist()
+    return Sample(split, examples, lengths[examples], states, places)
 
 
 class TokenNames:
@@ -85,12 +90,16 @@ class TokenNames:
         split: Split of all tokens, or of a pooling of them, whose vectors have the examples' names.
         tokenizer: Tokenizer of its encoder; without one the names are the texts of the split.
 
+    Attributes:
+        split: As given.
+        tokenizer: As given.
+
     Raises:
         CorruptStoreError: the table or an array of the split is damaged.
     """
 
     def __init__(self, split: ActivationSplit, tokenizer: Any | None) -> None:
-        self._split, self.tokenizer = split, tokenizer
+        self.split, self.tokenizer = split, tokenizer
         arrays = split.record.arrays
         self.pooled = split.record.provenance.get("tokens", "all") != "all"
         self._ids = split.array("input_ids") if "input_ids" in arrays else None
@@ -108,9 +117,9 @@ class TokenNames:
 
     def title(self, example: int) -> str:
         """The beginning of an example's question or text."""
-        row = int(self._split.table_rows[example])
+        row = int(self.split.table_rows[example])
         if self._text_row is not None:
-            row = int(self._text_row[self._split.plan.first_token[example]])
+            row = int(self._text_row[self.split.plan.first_token[example]])
         if self._title is None or row >= self._table.num_rows:
             return f"example {example}"
         text = " ".join(str(self._table.column(self._title)[row].as_py()).split())
@@ -118,14 +127,14 @@ class TokenNames:
 
     def of(self, example: int) -> list[str]:
         """The names of the tokens of an example, (seq,) strings."""
-        plan = self._split.plan
+        plan = self.split.plan
         if self.pooled:
             return [f" {self.title(example)}"]
         begin, n = int(plan.first_token[example]), int(plan.n_tokens[example])
         if self.tokenizer is not None and self._ids is not None:
             return [self.word(number) for number in self._ids[begin : begin + n].tolist()]
         try:
-            return [f" {text or '·'}" for text in self._split.text(example)]
+            return [f" {text or '·'}" for text in self.split.text(example)]
         except InputError:  # a split that a program wrote, without texts
             return [f" {position}" for position in range(n)]
 
@@ -161,9 +170,14 @@ class TokenNames:
             The text before, the token, the text after; of a pooled split the example alone.
         """
         names = self.of(example)
+        gaps = np.flatnonzero(np.diff(self.split.positions(example)) > 1) + 1
+        pieces = list(names)
+        for first in gaps.tolist():
+            pieces[first] = f" … {names[first].lstrip()}"
         begin, end = max(0, position - CONTEXT), position + CONTEXT + 1
-        before, after = "".join(names[begin:position]), "".join(names[position + 1 : end])
+        before, after = "".join(pieces[begin:position]), "".join(pieces[position + 1 : end])
         name = names[position]
+        before += " …" * (position in gaps)
         space = " " * (name[:1] == " ")
         left, right = "… " * (begin > 0), " …" * (end < len(names))
         return f"{left}{before.lstrip()}{space}", name.strip(), f"{after}{right}"

@@ -36,7 +36,7 @@ function special(name) { return /^ ?(\[.*\]|<.*>)$/.test(name); }
 function continues(row) {
   return row > 0 && !data.tokens[row].startsWith(" ") && !special(data.tokens[row - 1]);
 }
-function within(row) { return data.unit === "token" ? ", token " + (row - exampleOf(row).first) : ""; }
+function within(row) { return data.unit === "token" ? ", token " + (data.places ? data.places[row] : row - exampleOf(row).first) : ""; }
 function label(row) { return (continues(row) ? "##" : "") + data.tokens[row].trim(); }
 function exampleOf(row) {
   let low = 0, high = data.examples.length - 1;

@@ -77,8 +77,14 @@ def check_trained_heads(
     return {head: read_run_config(find_head(space, trained_on, head)) for head in heads}
 
 
-def check_stored(space: Workspace, tag: str, split: str) -> None:
+def check_stored(space: Workspace, tag: str, split: str, *, whole: bool = True) -> None:
     """Check that a split is stored, and holds hidden states.
+
+    Args:
+        space: the workspace.
+        tag: the snapshot.
+        split: Name of the split.
+        whole: Whether every token of each example is needed.
 
     Raises:
         StoreNotFoundError: nothing was extracted yet.
@@ -87,7 +93,8 @@ def check_stored(space: Workspace, tag: str, split: str) -> None:
     """
     space.stored_snapshot(tag).require(split)
     check_hidden_states(split)
-    StoredSplit(space.activations, tag, split).require_all_tokens()
+    if whole:
+        StoredSplit(space.activations, tag, split).require_all_tokens()
 
 
 def check_training_data(

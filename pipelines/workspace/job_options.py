@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from bertvision.errors import InputError
 from bertvision.featurestore.format.keeping import Keep
 from bertvision.featurestore.format.layout import ENCODING_NAMES, EncodingName, get_encoding
+from bertvision.featurestore.format.logits import TopRule
 from bertvision.featurestore.format.names import CompressionName, NonFinite, SnapshotTag
 from bertvision.pipelines.options import Option, Options, PrecisionName
 from bertvision.pipelines.poolings import POOLING_NAMES, TokenPooling, check_pooling
@@ -30,6 +31,14 @@ DATA = Option("Where the data are, to be said once: a file, a folder or a data s
 TEXT = Option("Column of the texts (tasks csv and text; default text).")
 PAIR = Option("Column of the second texts (task csv).")
 LABEL = Option("Column of the labels (task csv; default label).")
+KEEP = Option(
+    "Tokens to keep of each window or text: completion, from:N (all but the first N), every:N "
+    "(one of N), or the name of a mask field."
+)
+LOGITS = Option(
+    "Log-probabilities of the next token to keep beside each token of a decoder: top:K, of the K "
+    "most probable ones."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,14 +232,9 @@ class ExtractOptions(Options):
         tuple[str, ...] | None,
         Option("Other sites than hidden states, such as blocks.*.hook_mlp_out (docs/sites.md)."),
     ] = None
-    keep: Annotated[
-        str | None,
-        Option(
-            "Tokens to keep of each window: completion, from:N (all but the first N), every:N (one "
-            "of N), or the name of a mask field."
-        ),
-    ] = None
+    keep: Annotated[str | None, KEEP] = None
     """Stored as ``train-kept``."""
+    logits: Annotated[str | None, LOGITS] = None
     precision: Annotated[
         PrecisionName, Option("Arithmetic: 32, bf16, or auto, which is bf16 where it is native.")
     ] = "auto"
@@ -259,9 +263,12 @@ class ExtractOptions(Options):
             raise InputError(f"--layers {self.layers}: name blocks in --sites, as blocks.3.*")
         if self.keep is not None:
             Keep.parse(self.keep)
-            if self.tokens not in (None, ("all",)):
+        if self.logits is not None:
+            TopRule.parse(self.logits)
+        for name, rule in (("keep", self.keep), ("logits", self.logits)):
+            if rule is not None and self.tokens not in (None, ("all",)):
                 raise InputError(
-                    f"--keep {self.keep} beside --pool {','.join(self.tokens)}: poolings are of "
+                    f"--{name} {rule} beside --pool {','.join(self.tokens)}: poolings are of "
                     "all tokens of a window; leave one of the two out"
                 )
 
@@ -387,6 +394,8 @@ class GenerateOptions(Options):
             "'blocks.*.hook_mlp_out' (docs/sites.md)."
         ),
     ] = None
+    keep: Annotated[str | None, KEEP] = None
+    logits: Annotated[str | None, LOGITS] = None
     encoding: Annotated[EncodingName, Option(f"{ENCODING_NAMES}.")] = "int8"
     permute: Annotated[
         int | None, Option("Seed of a stored order that mixes neighbours.", ge=0)
@@ -394,3 +403,10 @@ class GenerateOptions(Options):
     precision: Annotated[
         PrecisionName, Option("Arithmetic: 32, bf16, or auto, which is bf16 where it is native.")
     ] = "auto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.keep is not None:
+            Keep.parse(self.keep)
+        if self.logits is not None:
+            TopRule.parse(self.logits)

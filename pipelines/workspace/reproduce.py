@@ -80,6 +80,7 @@ def stored_options(split: StoredSplit) -> ExtractOptions:
         layers=None if sites else tuple(record.layers),
         sites=sites,
         keep=record.keep,
+        logits=None if record.top is None else str(record.top),
         precision=made_from.get("precision", "auto"),
         nonfinite="record" if made_from.get("nonfinite") == "record" else "error",
         shard_tokens=record.shard_tokens,
