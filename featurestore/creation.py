@@ -64,7 +64,7 @@ class SplitSpec:
         layers: indices of the hidden states to keep; 0 is the embedding output.
         hidden_size: channels of a hidden state.
         provenance: everything the activations depend on, as JSON scalars.
-        compression: of the codes: none, zstd or pcodec (an archive of float encodings).
+        compression: Compression of the codes: none, zstd or pcodec (an archive of float encodings).
     """
 
     tag: str

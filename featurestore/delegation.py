@@ -124,7 +124,7 @@ class ShardAttempt:
 
     Attributes:
         files: what was written.
-        versions: of the files, by name.
+        versions: Versions of the files, by name.
     """
 
     def __init__(

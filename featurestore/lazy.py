@@ -28,7 +28,7 @@ class SplitSource(NamedTuple):
         store: absolute path or URL.
         tag: the snapshot.
         split: its name.
-        record_sha256: of the split's record: a split that was written anew is another one.
+        record_sha256: Digest of the split's record: a split that was written anew is another one.
     """
 
     store: str
@@ -140,7 +140,7 @@ def decoded_layers(
     Beside the codes only one layer is in memory, where there is no room for all.
 
     Args:
-        split: with the shard.
+        split: Split with the shard.
         shard: its number.
         positions: Places on the stored layer axis.
         any_order: Take a split of shuffled tokens as well.

@@ -63,8 +63,8 @@ class Scatter:
     """Writes shards of a copy whose tokens have another order.
 
     Args:
-        source: with the tokens.
-        copy: with as many tokens in each shard, whose lock the caller holds.
+        source: Source with the tokens.
+        copy: Copy with as many tokens in each shard, whose lock the caller holds.
         order: (tokens,) the number of each token of the copy among those of the source.
         memory: bytes of codes that are in memory at a time, at least those of a shard.
     """

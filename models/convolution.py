@@ -124,7 +124,7 @@ class Conv(nn.Conv2d):
 
         Args:
             image: Image of packed tokens.
-            rows: with gaps of at least half the kernel; needed if it spans several tokens.
+            rows: Rows with gaps of at least half the kernel; needed if it spans several tokens.
         """
         if rows is None or self.kernel_size[0] == 1:
             return super().forward(image)
@@ -215,7 +215,7 @@ def recompute_statistics(head: nn.Module, batches: Iterable[tuple[Tensor, Tensor
     training goes on as if this had not been called.
 
     Args:
-        head: with or without BatchNorm; without, no batch is asked for.
+        head: Head with or without BatchNorm; without, no batch is asked for.
         batches: hidden states (tokens, layers, hidden) and lengths (batch,) of training examples,
             at least one batch.
     """

@@ -108,7 +108,7 @@ class HeadInfo(NamedTuple):
     multiplications: int | None
     """Multiplications of a forward pass, per token."""
     costly: bool
-    """It is expensive beside an encoder of these dimensions: left out where all heads are meant."""
+    """Expensive beside an encoder of these dimensions: left out where all heads are meant."""
     source: str
     """Where it was described; of a plugin, the class."""
 

@@ -142,7 +142,7 @@ def examine_threads(environment: Mapping[str, str] = os.environ) -> Finding:
     """Cores, those that may be used, and the threads that compute.
 
     Args:
-        environment: with OMP_NUM_THREADS, where that is set.
+        environment: Environment with OMP_NUM_THREADS, where that is set.
     """
     import torch
 
@@ -230,7 +230,7 @@ def examine_pages(path: Path = _PAGES, environment: Mapping[str, str] = os.envir
 
     Args:
         path: the kernel's setting.
-        environment: with THP_MEM_ALLOC_ENABLE, by which torch asks for them.
+        environment: Environment with THP_MEM_ALLOC_ENABLE, by which torch asks for them.
     """
     try:
         setting = path.read_text()

@@ -91,7 +91,7 @@ def extraction_rate(
     stored tokens as this is to be, and all tokens or pooled like this.
 
     Args:
-        workspace: with the records of extractions.
+        workspace: Workspace with the records of extractions.
         name: Name of the split that is to be stored.
         precision: Precision of the encoder.
         pooled_from: stored split that is to be pooled; None runs the encoder.
@@ -127,7 +127,7 @@ def training_rate(workspace: Workspace, config: RunConfig) -> Rate | None:
     arithmetic.
 
     Args:
-        workspace: with trained heads.
+        workspace: Workspace with trained heads.
         config: Configuration of the run that is to be trained.
 
     Returns:
@@ -322,7 +322,7 @@ def _planned(
     """Plan of a stored split: its state, and the bytes to write.
 
     Args:
-        workspace: with the data.
+        workspace: Workspace with the data.
         data: Data that are extracted.
         encoder: Encoder of the snapshot.
         part: Job with its source; None where what is stored stays as it is.
@@ -419,7 +419,7 @@ def plan_training(
     """Plan `train`; nothing is computed or written.
 
     Args:
-        workspace: with the activations.
+        workspace: Workspace with the activations.
         runs: heads, as they were asked for.
         tag: the snapshot.
         options: Options of training.
@@ -452,7 +452,7 @@ def plan_sweep(
     """Plan `sweep`; nothing is computed or written.
 
     Args:
-        workspace: with the activations.
+        workspace: Workspace with the activations.
         heads: As in `sweep`, likewise all that follow.
         trained_on: snapshots to train on.
         checkpoints: snapshots to evaluate on.

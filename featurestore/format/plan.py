@@ -35,7 +35,7 @@ class ShardPlan:
         first_token: (examples,) int64, offset on the token axis.
         shard: (examples,) int32, non-decreasing.
         shard_tokens: capacity of a shard; what examples leave of it is fill.
-        seed: of the permutation; None where the caller's order was kept.
+        seed: Seed of the permutation; None where the caller's order was kept.
     """
 
     example_id: npt.NDArray[np.int64]

@@ -102,7 +102,7 @@ class ArrayRecord(_Record):
         dtype: NumPy's name of an integer, float or boolean type.
         dims: names of its dimensions; the first is example, token or layer.
         shape: as long as ``dims``.
-        sha256: of its values, little-endian, in C order.
+        sha256: Digest of its values, little-endian, in C order.
     """
 
     dtype: Literal[
@@ -118,7 +118,7 @@ class Header(_Record):
     """Header of a split's record, which says how to read the rest.
 
     Attributes:
-        format: of the store.
+        format: Format of the store.
         requires: features of a later minor version that a reader must know.
     """
 
@@ -146,13 +146,13 @@ class Layout(Header):
     Attributes:
         tag: the snapshot.
         split: its name.
-        encoding: of the hidden states.
-        compression: of their chunks.
+        encoding: Encoding of the hidden states.
+        compression: Compression of their chunks.
         layers: indices of the stored hidden states; 0 is the embedding output.
         hidden_size: channels of a hidden state.
         shard_tokens: capacity of a shard.
         provenance: what the activations were computed from; any difference is refused.
-        versions: of the libraries that wrote it; differences are allowed.
+        versions: Versions of the libraries that wrote it; differences are allowed.
     """
 
     tag: str
@@ -205,10 +205,10 @@ class SplitRecord(Layout):
         examples: how many the split has.
         tokens: real tokens of all examples.
         shards: how many the plan has.
-        permutation_seed: of the stored order; None where the data's order was kept.
+        permutation_seed: Seed of the stored order; None where the data's order was kept.
         plan_sha256: digest of the plan.
         arrays: that are written with the plan, by name.
-        examples_sha256: of the examples table's content.
+        examples_sha256: Digest of the examples table's content.
     """
 
     examples: _Count

@@ -56,7 +56,7 @@ class KeptTokens:
 
     @cached_property
     def digest(self) -> str:
-        """It is the same of equal choices of equally many tokens."""
+        """Digest, the same for equal choices of equally many tokens."""
         digest = xxhash.xxh3_128(self.tokens.tobytes())
         if self.packed is not None:
             digest.update(self.packed.tobytes())
@@ -72,7 +72,7 @@ def kept_tokens(
     """Choose the tokens of a split.
 
     Args:
-        split: with the tokens.
+        split: Split with the tokens.
         without: vocabulary indices that are left out, as ``input_ids`` has them.
         keep: a per-token array of the split by its name, or such an array, (token axis,) as
             `SplitReader.array` gives one: tokens are left out where it is 0 or False.
@@ -164,7 +164,7 @@ class TokenOrder:
         begin: (pieces,) int64 first token of each piece among the shard's kept ones, permuted.
         end: (pieces,) int64 the one after the last.
         buffer: pieces that are mixed at a time.
-        seed: of the epoch, or None: tokens come in stored order.
+        seed: Seed of the epoch, or None: tokens come in stored order.
         rank: of this process, which mixes in its own way.
         mix: number of the way in which the tokens of the shards are mixed.
     """
@@ -288,7 +288,7 @@ class TokenCuts:
     """How the tokens of one rank are cut into batches.
 
     Attributes:
-        tokens: of an epoch, of this rank.
+        tokens: Tokens of an epoch, of this rank.
         most: of the rank that has most.
         batch_size: tokens of a batch.
         endless: epochs follow each other without a seam and every batch is full. Otherwise a batch

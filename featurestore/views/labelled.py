@@ -126,8 +126,8 @@ class OnDemand(BackendArray):
 
     Attributes:
         source: where the split is.
-        shape: of the array.
-        dtype: of its values.
+        shape: Shape of the array.
+        dtype: Dtype of its values.
     """
 
     def __init__(self, source: SplitSource, shape: tuple[int, ...], dtype: Any) -> None:

@@ -30,7 +30,7 @@ class Committed:
         growing: its record.
 
     Attributes:
-        keys: of the examples.
+        keys: Keys of the examples.
         columns: that every example has; None as long as there is none.
         own: versions of the files of the shards that this process committed, by the shard and the
             file's name: as long as a file has its version, its bytes are those that were written.

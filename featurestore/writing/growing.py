@@ -35,7 +35,7 @@ class Column(BaseModel):
     Attributes:
         per: what it has an entry for.
         dtype: NumPy's name of its type.
-        shape: of an entry.
+        shape: Shape of an entry.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)

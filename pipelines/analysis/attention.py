@@ -174,7 +174,7 @@ class AttentionResult(AnalysisResult):
         n_windows: windows that entered.
         n_available: windows of the split.
         n_tokens: tokens of these windows.
-        seed: of the sample of windows.
+        seed: Seed of the sample of windows.
     """
 
     kind = "attention"

@@ -48,7 +48,7 @@ class Bases(NamedTuple):
         thumb of the paper.
 
         Args:
-            moments: with covariances.
+            moments: Moments with covariances.
             dtype: Type in which vectors are projected; the directions are found in float64.
         """
         layers, hidden = moments.mean.shape

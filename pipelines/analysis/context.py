@@ -94,7 +94,7 @@ class ContextResult(AnalysisResult):
         n_repeated: uses in surroundings that were there before, which are left out.
         n_rare: uses of words that have too few, which are left out.
         contexts: how many uses a word must have.
-        seed: of the samples.
+        seed: Seed of the samples.
     """
 
     kind = "context"

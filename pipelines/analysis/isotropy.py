@@ -89,7 +89,7 @@ class Spread(NamedTuple):
         Batch Normalization*, section 3, take of [CLS].
 
         Args:
-            moments: with covariances.
+            moments: Moments with covariances.
             variances: (layers, hidden) of the principal components, falling.
             components: numbers of principal components.
         """
@@ -211,7 +211,7 @@ class IsotropyResult(AnalysisResult):
         layers: layer numbers (0 = embedding output).
         n_vectors: (snapshots, sets) vectors that entered.
         n_available: (snapshots, sets) vectors that there are.
-        seed: of the samples.
+        seed: Seed of the samples.
     """
 
     kind = "isotropy"

@@ -173,7 +173,7 @@ class LanguagesResult(AnalysisResult):
         name: what was measured, for titles.
         layers: layer numbers (0 = embedding output).
         n_scored: texts that the classifier was scored on.
-        seed: of the sample, the halves and the starts of k-means.
+        seed: Seed of the sample, the halves and the starts of k-means.
     """
 
     kind = "languages"

@@ -202,7 +202,7 @@ class PruningResult(AnalysisResult):
         name: what was measured, for titles.
         n_ranked: items by which heads were ordered.
         n_scored: other items, of which the curve is.
-        seed: of the choice of items, and of the random orders.
+        seed: Seed of the choice of items, and of the random orders.
     """
 
     kind = "prune"
@@ -349,7 +349,7 @@ def pruning(
     Scores of spans have the no-answer threshold 0 throughout.
 
     Args:
-        model: with the output layer of ``task``; left as it was.
+        model: Model with the output layer of ``task``; left as it was.
         task: Task that it was fine-tuned for.
         ranked: the items that order the heads.
         scored: other items, for the curve.

@@ -70,7 +70,7 @@ class RelationsResult(AnalysisResult):
         n_chosen: sentences on which heads and offsets were chosen.
         n_scored: other sentences, on which they were scored.
         n_cut: sentences that were left out because they are longer than a window.
-        seed: of the choice of sentences and of the bootstrap.
+        seed: Seed of the choice of sentences and of the bootstrap.
     """
 
     kind = "relations"

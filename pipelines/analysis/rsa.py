@@ -70,7 +70,7 @@ class RsaResult(AnalysisResult):
         layers_y: layer numbers of the columns.
         n_tokens: by split, tokens of a sample.
         n_available: by split, tokens that it holds.
-        seed: of the samples.
+        seed: Seed of the samples.
     """
 
     kind = "rsa"

@@ -152,7 +152,7 @@ def in_order(split: ActivationSplit, name: str) -> NDArray[np.generic]:
     """An array of the token axis, by example id and position, as `joined_rows` has the rows.
 
     Args:
-        split: with the array.
+        split: Split with the array.
         name: Name of the array.
 
     Returns:

@@ -141,7 +141,7 @@ def of_model(
     """An encoder that is named, over the token ids that are stored.
 
     Args:
-        split: with ``input_ids``.
+        split: Split with ``input_ids``.
         model: folder or hub name.
         tokenizer: Tokenizer of another folder or name; by default the model's own.
         layers: Hidden state that each stored layer is; None where their indices say it.

@@ -548,7 +548,7 @@ def keep_outputs_in_float32(model: PreTrainedModel) -> None:
     In bfloat16 the best tokens of a window are often equal, and which is answered is then chance.
 
     Args:
-        model: with a task's output layer.
+        model: Model with a task's output layer.
     """
     encoder = set(model.base_model.modules())
     for module in model.modules():

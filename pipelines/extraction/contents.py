@@ -145,7 +145,7 @@ def asked_split(
     """A stored split as an extraction makes it, and everything in it beside the activations.
 
     Args:
-        workspace: with the data.
+        workspace: Workspace with the data.
         data: Data that are extracted.
         job: Job of the split.
         tokens: Tokens that are kept.

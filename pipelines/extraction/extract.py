@@ -195,7 +195,7 @@ def asked_jobs(
     """The extraction of each split of a snapshot that is meant, with nothing left to choose.
 
     Args:
-        workspace: with the data.
+        workspace: Workspace with the data.
         data: Data that are extracted.
         tag: Tag of the snapshot.
         folder: Folder of the snapshot, or of what it is made of.
@@ -235,7 +235,7 @@ def repair(workspace: Workspace, tag: str, split: str) -> Repaired:
     with it.
 
     Args:
-        workspace: with the store and the snapshot.
+        workspace: Workspace with the store and the snapshot.
         tag: Tag of the snapshot.
         split: its name.
 

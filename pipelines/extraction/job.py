@@ -70,7 +70,7 @@ def load_encoder(
     """Load a snapshot's encoder for an extraction.
 
     Args:
-        workspace: with the snapshot.
+        workspace: Workspace with the snapshot.
         tag: Tag of the snapshot.
         options: Tokens and layers, or sites, to keep of each window, and the precision.
         alone: Whether each window is computed by itself (see `Encoder`).

@@ -192,7 +192,7 @@ def load_tokens(workspace: Workspace, job: ExtractionJob) -> LoadedSource:
     """Stored tokens in the place of the encoder that they came from.
 
     Args:
-        workspace: with the snapshot and the store.
+        workspace: Workspace with the snapshot and the store.
         job: the extraction, with the split that it is pooled from.
 
     Raises:
@@ -219,7 +219,7 @@ def pooled_layers(
     """The hidden states that a pooled extraction keeps.
 
     Args:
-        workspace: with the snapshot.
+        workspace: Workspace with the snapshot.
         job: the extraction, with the layers that were asked for.
         pooling: Pooling that they are of.
 
@@ -312,7 +312,7 @@ def plan_jobs(
     - an encoder that is run for one pooling of a split gives all others with it.
 
     Args:
-        workspace: with the store.
+        workspace: Workspace with the store.
         jobs: one for each split of the data, without sources.
         lossy: Whether tokens in a lossy encoding may be pooled at all.
         mend: Whether parts of what is complete are written again.
@@ -358,7 +358,7 @@ def load_sources(
     """Sources of the hidden states of each extraction; the encoder is loaded once, or not at all.
 
     Args:
-        workspace: with the snapshot and the store.
+        workspace: Workspace with the snapshot and the store.
         jobs: Jobs of one snapshot, as `plan_jobs` gives them.
 
     Raises:
@@ -381,7 +381,7 @@ def find_tokens(
     """The stored split of which a pooling can be taken instead of running the encoder.
 
     Args:
-        workspace: with the store.
+        workspace: Workspace with the store.
         job: the extraction.
         pooling: Pooling that it is to give.
 
@@ -414,7 +414,7 @@ def open_tokens(workspace: Workspace, job: ExtractionJob, pooling: TokenPooling)
     """The stored split of all tokens that a pooling is of, whatever its encoding.
 
     Args:
-        workspace: with the store.
+        workspace: Workspace with the store.
         job: the extraction.
         pooling: Pooling that it is to give.
 

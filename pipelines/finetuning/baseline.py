@@ -53,9 +53,9 @@ def kept_scores(
     """The scores in a folder, where they and what they were made of are of a snapshot's weights.
 
     Args:
-        workspace: with the snapshot.
+        workspace: Workspace with the snapshot.
         tag: Tag of the snapshot.
-        folder: with ``metrics.json``; files in it that are damaged are removed.
+        folder: Folder with ``metrics.json``; files in it that are damaged are removed.
         kind: Kind of the record.
         command: Command that makes it again, for messages.
 
@@ -82,7 +82,7 @@ def scored(
     """Run a snapshot over tune and dev, and score it on dev; its answers are kept in a folder.
 
     Args:
-        workspace: with the data.
+        workspace: Workspace with the data.
         snapshot: Snapshot as it is to be run.
         folder: for its logits and predictions.
         where: see `logits_on`.

@@ -63,7 +63,7 @@ def keep_logits(workspace: Workspace, tag: str, splits: Sequence[str]) -> list[K
     """Compute a snapshot's logits on splits, where they are not kept yet, and keep them.
 
     Args:
-        workspace: with the snapshot.
+        workspace: Workspace with the snapshot.
         tag: Tag of the snapshot.
         splits: Splits of the workspace's own data.
 
@@ -207,7 +207,7 @@ def predict_logits(
     """Run BERT over windows, sorted by length so that hardly any padding is computed.
 
     Args:
-        model: with the output layer of ``task``; it is moved to the device.
+        model: Model with the output layer of ``task``; it is moved to the device.
         task: Task that it was fine-tuned for.
         windows: Windows to run it over.
         padding: vocabulary index of the padding token.

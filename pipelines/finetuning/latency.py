@@ -63,7 +63,7 @@ def quantise(workspace: Workspace, tag: str) -> QuantisedScores:
     bits would be told together with the other arithmetic.
 
     Args:
-        workspace: with the snapshot.
+        workspace: Workspace with the snapshot.
         tag: Tag of the snapshot.
 
     Returns:
@@ -177,7 +177,7 @@ def measure_latency(
     Reading texts and making windows of them is not counted: it is the same for all.
 
     Args:
-        workspace: with the snapshot and the heads.
+        workspace: Workspace with the snapshot and the heads.
         trained: Snapshot that each head was trained on, and its run's name.
         tag: snapshot of the encoder.
         windows: Windows of dev, evenly spread; all where there are fewer.

@@ -57,7 +57,7 @@ class ArrowFolder(Source):
     """A data set that was saved with ``save_to_disk``.
 
     Args:
-        folder: with ``state.json`` and ``data-*.arrow``.
+        folder: Folder with ``state.json`` and ``data-*.arrow``.
         column: Column of the hidden states; by default the only one of nested lists of floats.
 
     Raises:

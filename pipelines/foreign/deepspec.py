@@ -60,7 +60,7 @@ class DeepSpecCache(Source):
     state i + 1), and the last hidden state behind the last norm.
 
     Args:
-        folder: with manifest, index and shards.
+        folder: Folder with manifest, index and shards.
 
     Raises:
         InputError: the manifest or the index is damaged, or of another version.

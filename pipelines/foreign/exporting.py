@@ -44,7 +44,7 @@ class Exported(NamedTuple):
         dtype: Type of the hidden states.
         examples: that are exported.
         written: of these by this call.
-        bytes: of the files.
+        bytes: Bytes of the files.
     """
 
     split: str

@@ -120,7 +120,7 @@ def answer_rows(workspace: Workspace, result: Result) -> list[dict[str, Any]]:
     """A row for each item, in the order of the data.
 
     Args:
-        workspace: with the system's predictions.
+        workspace: Workspace with the system's predictions.
         result: the system.
 
     Returns:

@@ -185,7 +185,7 @@ def marked(name: str, row: Mapping[str, Any]) -> str:
 
     Args:
         name: Name as it is shown.
-        row: with ``threshold_tuned_on`` where the system has a threshold that can be tuned.
+        row: Row with ``threshold_tuned_on`` where the system has a threshold that can be tuned.
     """
     return name + MARK if row.get("threshold_tuned_on", "") is None else name
 

@@ -57,7 +57,7 @@ def compare(
     """Paired bootstrap of the difference of two systems' scores, first minus second.
 
     Args:
-        workspace: with both systems' predictions, or those of the first.
+        workspace: Workspace with both systems' predictions, or those of the first.
         first: ``NAME[:TRAINED_ON[:CHECKPOINT]]`` of `systems.find_system`.
         second: likewise.
         metric: one that both systems have; None is the task's own.

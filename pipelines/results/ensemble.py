@@ -153,7 +153,7 @@ def ensemble(
     """Combine systems on one snapshot's split, score the combination and keep it.
 
     Args:
-        workspace: with the systems' logits.
+        workspace: Workspace with the systems' logits.
         runs: trained heads.
         with_bert: Whether BERT, at the snapshot of the activations, is a member.
         trained_on: snapshot that the heads were trained on.

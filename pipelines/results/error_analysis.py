@@ -264,7 +264,7 @@ def errors(
     """Analyse the errors of one system, and keep it as ``errors.json`` beside its metrics.
 
     Args:
-        workspace: with the system's predictions and logits.
+        workspace: Workspace with the system's predictions and logits.
         system: ``NAME[:TRAINED_ON[:CHECKPOINT]]`` of `systems.find_system`.
         trained_on: snapshot the head was trained on, where several are possible.
         checkpoint: snapshot it was scored on, likewise.

@@ -59,7 +59,7 @@ def sweep(
     and snapshot, by the mean over seeds, is scored on ``split``.
 
     Args:
-        workspace: with the activations.
+        workspace: Workspace with the activations.
         heads: names of heads; by default all of the workspace's kind of task but the costly ones.
         trained_on: snapshots to train on; by default all whose training split is stored.
         checkpoints: snapshots to evaluate on; by default all whose ``split`` is stored.
@@ -167,7 +167,7 @@ def best_rates(workspace: Workspace, trained: Sequence[tuple[str, Run]]) -> list
 
 
 def _but_for_rate(pair: tuple[str, Run]) -> tuple[Hashable, ...]:
-    """What runs have in common that differ in learning rate and seed alone."""
+    """Parts of a run's name that do not say its learning rate and seed."""
     source, run = pair
     settings = sorted((name, value) for name, value in run.settings.items() if name != "lr")
     return source, run.head, run.fraction, *settings
@@ -232,8 +232,8 @@ def combinations(
     """Runs, and the snapshots that they are trained and evaluated on.
 
     Args:
-        workspace: with the activations.
-        runs: with the names that they are kept under (`TrainOptions.named`).
+        workspace: Workspace with the activations.
+        runs: Runs with the names that they are kept under (`TrainOptions.named`).
         trained_on: As in `sweep`, likewise ``checkpoints`` and ``split``.
         checkpoints: snapshots to evaluate on.
         split: Split that is scored.
@@ -261,7 +261,7 @@ def unscored(
     """The snapshots and runs trained on them that are not scored on a snapshot yet.
 
     Args:
-        workspace: with the activations.
+        workspace: Workspace with the activations.
         trained: Snapshots, and runs that are trained on them.
         tag: Snapshot that they are scored on.
         split: Split that is scored.

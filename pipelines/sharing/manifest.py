@@ -51,7 +51,7 @@ class Manifest(Record):
     """Content of a repository.
 
     Attributes:
-        kind: of what was pushed.
+        kind: Kind of what was pushed.
         name: as it was called where it was pushed; of a store, nothing.
         bertvision: version that pushed it.
         files: all but the card, by path. Of a store there are none here: its ledger has them.

@@ -113,7 +113,7 @@ def to_be_answered(messages: _Messages, tokenizer: Any, date: str | None = None)
     """The tokens of a conversation that the assistant is to go on with, (tokens,).
 
     Args:
-        messages: with ``role`` and ``content``.
+        messages: Messages with ``role`` and ``content``.
         tokenizer: a fast one, with a chat template.
         date: Date that the template is told, as YYYY-MM-DD; None is today.
 

@@ -103,7 +103,7 @@ class Cases(NamedTuple):
 
 
 class Entity(NamedTuple):
-    """Who or what a paragraph tells of."""
+    """Person or thing that a paragraph tells of."""
 
     name: str
     """Full name, as questions use it."""

@@ -204,7 +204,7 @@ class Task(ABC):
 
         Args:
             output: Output of the model for ``batch.inputs``.
-            batch: with ``labels``.
+            batch: Batch with ``labels``.
         """
 
     @abstractmethod
@@ -219,7 +219,7 @@ class Task(ABC):
 
         Args:
             output: Output of the model for ``batch.inputs``.
-            batch: with marks; its labels are not read.
+            batch: Batch with marks; its labels are not read.
         """
         ragged = self.of_tokens
         lengths = batch.attention_mask.sum(1).tolist() if ragged else [1] * len(batch.input_ids)
@@ -248,7 +248,7 @@ class Task(ABC):
         intervals are drawn from these.
 
         Args:
-            item: with what is right.
+            item: Item with what is right.
             answer: As in `Scores.predictions`.
         """
         return {}

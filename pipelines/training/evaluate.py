@@ -198,7 +198,7 @@ def evaluate(
     extracted; else it is 0, with a warning.
 
     Args:
-        workspace: with the heads and the activations.
+        workspace: Workspace with the heads and the activations.
         names: trained heads, each perhaps with the part of the examples and the seed (`Run`).
         trained_on: snapshot whose activations they were trained on.
         tag: snapshot whose activations they are evaluated on; it may be another one.
@@ -229,7 +229,7 @@ def evaluate_across(
     """As `evaluate`, for heads that were trained on several snapshots; one pass for all of a kind.
 
     Args:
-        workspace: with the heads and the activations.
+        workspace: Workspace with the heads and the activations.
         trained: Snapshot that each head was trained on, and its name.
         tag: snapshot whose activations they are evaluated on.
         split: Split that is scored.

@@ -125,7 +125,7 @@ class TrainingPass(NamedTuple):
         )
 
     def teacher(self) -> Teacher | None:
-        """Whose logits on the split the heads learn from too.
+        """Teacher whose logits on the split the heads learn from too.
 
         Raises:
             WorkspaceError: they are damaged, or of other windows.

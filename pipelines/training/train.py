@@ -157,7 +157,7 @@ def train(
     continued, exactly, by the same call.
 
     Args:
-        workspace: with the activations.
+        workspace: Workspace with the activations.
         names: heads of the registry, of plugins, or dotted paths ``package.module:Class``, each
             perhaps with a part of the examples and a seed (`Run`): ``learned-pooling@f0.3@s1``.
         tag: the snapshot.
@@ -208,7 +208,7 @@ def plan_passes(
     """Planners of the passes over the store, one for the runs that share it; each call looks anew.
 
     Args:
-        workspace: with the activations.
+        workspace: Workspace with the activations.
         runs: heads, with the names that they are kept under (`TrainOptions.named`).
         tag: the snapshot.
         options: Options of training.

@@ -199,7 +199,7 @@ def masked_loss(model: PreTrainedModel, batch: Batch, ids: Tensor, chosen: Tenso
     """The mean cross-entropy of the chosen words of each window, summed over the windows, ().
 
     Args:
-        model: with a `TiedHead`.
+        model: Model with a `TiedHead`.
         batch: the windows as they are.
         ids: (batch, seq) the same with masks.
         chosen: (batch, seq) which words are guessed.

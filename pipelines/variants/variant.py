@@ -140,7 +140,7 @@ class Variant:
         Args:
             model: Model that is trained.
             task: Task that it is trained for.
-            batch: with labels, on the model's device.
+            batch: Batch with labels, on the model's device.
             output: what the model gave for it, with ``hidden_states`` where a variant
                 `reads_states`: (batch, seq, hidden) each, the last one last; those below frozen
                 layers that are not run are not among them.
@@ -163,7 +163,7 @@ def begin(
 
     Args:
         variants: Variants in their order.
-        model: with the output layer of its task.
+        model: Model with the output layer of its task.
         checkpoint: folder that it was read from; None where its weights are random.
     """
     for variant in variants:

@@ -235,7 +235,7 @@ def _latents(path: Path, arrays: Mapping[str, Floats], hidden: int) -> Direction
 
 
 def _settings(path: Path) -> dict[str, Any]:
-    """What ``cfg.json`` beside an autoencoder says of it."""
+    """Settings in ``cfg.json`` beside an autoencoder."""
     beside = path.with_name("cfg.json")
     settings = read_json(beside) if beside.is_file() else {}
     if not isinstance(settings, dict):

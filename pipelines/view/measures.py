@@ -30,7 +30,7 @@ class Measure(NamedTuple):
     values: Floats
     """(tokens, columns); NaN where there is no number."""
     over: str = "layer"
-    """What a column is."""
+    """Noun for a column."""
     signed: bool = False
     """Whether zero is in the middle of its colours."""
     ends: tuple[float, float] | None = None

@@ -56,7 +56,7 @@ _COLOURS = 8  # of points
 
 @dataclass(frozen=True)
 class ViewOptions:
-    """What is shown of a split.
+    """Selection that a page shows of a split.
 
     Attributes:
         head: Head, as the user named it.
@@ -88,7 +88,7 @@ class Top(NamedTuple):
 
 @dataclass
 class Contents:
-    """What a page is made of."""
+    """Parts of a page."""
 
     facts: list[tuple[str, str]]
     """Names and values of the header."""
@@ -101,7 +101,7 @@ class Contents:
     errors: list[Error] = field(default_factory=list)
     errors_told: str = ""
     notes: list[str] = field(default_factory=list)
-    """What is left out, and why."""
+    """Parts that are left out, and the reasons."""
 
 
 def write_view(
@@ -381,7 +381,7 @@ def _data(
     position: int,
     space: Workspace | None,
 ) -> dict[str, Any]:
-    """What the script of the page reads."""
+    """Values that the script of the page reads."""
     ends = np.cumsum(sample.lengths).tolist()
     examples = sample.examples.tolist()
     near, cosines = neighbours(sample.states[:, position])

@@ -82,7 +82,7 @@ def read_sample(split: ActivationSplit, most: int, seed: int) -> Sample:
 
 
 class TokenNames:
-    """What the tokens of a split are called: pieces of words, or the texts that they stand for.
+    """Names of a split's tokens: pieces of words, or the texts that they stand for.
 
     A name has a space in front where it does not continue the word before.
 

@@ -115,7 +115,7 @@ def head_activations(
     """The stored split that heads read, whole.
 
     Args:
-        workspace: with the activations.
+        workspace: Workspace with the activations.
         tag: the snapshot.
         tokens: Tokens that the heads read (`Run.tokens`).
         split: Split of the workspace: train, tune, dev.
@@ -145,7 +145,7 @@ def check_head_activations(
     """Check that the split that heads read is stored, before anything heavy is imported.
 
     Args:
-        workspace: with the activations.
+        workspace: Workspace with the activations.
         tag: the snapshot.
         tokens: Tokens that the heads read (`Run.tokens`).
         split: Split of the workspace: train, tune, dev.
@@ -209,7 +209,7 @@ def stored_tags(
     """The snapshots that are wanted, or all, at which what heads take of a split is stored whole.
 
     Args:
-        workspace: with the activations.
+        workspace: Workspace with the activations.
         wanted: tags; empty means all.
         tokens: Tokens that the heads read.
         split: Split of the workspace.

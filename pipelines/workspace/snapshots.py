@@ -80,7 +80,7 @@ def save_snapshot(
 
     Args:
         folder: Folder of the result; an unfinished one is replaced.
-        model: with the output layer of its task.
+        model: Model with the output layer of its task.
         tokenizer: its fast tokenizer.
         config: the workspace's settings, recorded as provenance.
         tag: the snapshot's name.

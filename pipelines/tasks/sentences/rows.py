@@ -94,7 +94,7 @@ class SentenceRows:
         """As `add`, of the lines of a file, or of what begins on them.
 
         Args:
-            lines: with ``number``.
+            lines: Lines with ``number``.
             parse: As in `add`.
 
         Raises:

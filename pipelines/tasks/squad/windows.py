@@ -67,7 +67,7 @@ def cut(
 
     Args:
         index: Index of the question.
-        question: with its answers.
+        question: Question with its answers.
         context: its tokens.
         room: most context tokens of a window.
         begin: Position at which the context begins in a window.
