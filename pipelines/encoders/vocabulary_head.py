@@ -166,7 +166,7 @@ class NextTokens:
             )
 
     def __call__(self, states: Tensor) -> TopLogits:
-        """Log-probabilities that are kept, arrays of NumPy, of last hidden states, (tokens, hidden).
+        """Kept log-probabilities, arrays of NumPy, of last hidden states, (tokens, hidden).
 
         In float32 whatever the caller computes in: a logit of 20 in bfloat16 is off by up to 0.06.
         """
