@@ -135,8 +135,10 @@ def test_transforms_are_those_of_the_moments_and_go_back(
         assert torch.equal(
             again(torch.from_numpy(plain)), stream.transform(torch.from_numpy(plain))
         )
-        same = torch.cat(list(split.tokens(layers, transform=name, **arguments).vectors()))
-        assert np.array_equal(same.numpy(), vectors)
+        for dtype in (torch.float32, torch.bfloat16):
+            stream = split.tokens(layers, transform=name, **arguments)
+            same = torch.cat(list(stream.vectors(dtype=dtype)))
+            assert torch.equal(same, torch.from_numpy(vectors).to(dtype))
 
 
 def test_centred_vectors_are_scaled_by_their_own_norm(split: ActivationSplit) -> None:

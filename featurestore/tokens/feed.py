@@ -104,9 +104,11 @@ class TokenBatch:
             dtype: Type of the vectors.
             out: contiguous memory for them, of the batch's `shape`; new memory by default.
         """
-        states = decode(self.codes, self.scale, self.stats, dtype, out)
-        if self.transform is not None:
-            states = self.transform(states)
+        if self.transform is None:
+            states = decode(self.codes, self.scale, self.stats, dtype, out)
+        else:  # in float32: a mean may be a thousand times what is left of a state
+            states = decode(self.codes, self.scale, self.stats, torch.float32)
+            states = self.transform(states).to(dtype)
         if self.factors is not None:
             states = torch.mul(states, self.factors.to(dtype)[:, None], out=out)
         return states if self.side_by_side else states[:, 0]
