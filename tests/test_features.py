@@ -30,6 +30,7 @@ from bertvision.pipelines.extraction.pooled_split import PooledSplit
 from bertvision.pipelines.poolings import POOLINGS, TokenPooling
 from bertvision.pipelines.reading import StoredName
 from bertvision.pipelines.tasks.registry import TASKS, find_task
+from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.workspace.creation import feature_workspace, open_workspace
 from bertvision.pipelines.workspace.dataset import add_dataset
 from bertvision.pipelines.workspace.job_options import FinetuneOptions
@@ -267,6 +268,7 @@ def test_a_decoder_has_no_cls_and_learns_no_spans(tmp_path: Path) -> None:
     assert PooledSplit(space, "0e", NAME, "dev", "mean").features().shape == (4, 3, 32)
     with pytest.raises(InputError, match="'cls'.*poolings are mean, max"):
         ensure_features(space, ["0e"], NAME, ["dev"], ["cls"])
+    assert not any(load_task(task).of_decoders for task in ("phrases", "tagging", "answerable"))
     squad = write_squad(tmp_path / "squad.json", 4)
     for other, match in (
         ({"train": squad, "dev": squad}, "no special tokens around .*sst2 and csv"),

@@ -122,6 +122,7 @@ class PhrasePair(NamedTuple):
 class PhraseTask(SentenceTask):
     """The class of two phrases, each in its sentence."""
 
+    of_decoders = False
     kind = "phrases"
     tokens = "all"
     model_class = OwnOutput(PhrasePairLayer)
