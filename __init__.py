@@ -53,6 +53,7 @@ _MODULES = {
     "featurestore.tokens.stream": ("TokenStream",),
     "featurestore.tokens.transform": ("TokenTransform",),
     "featurestore.tokens.feed": ("TokenBatch",),
+    "featurestore.format.logits": ("TopLogits",),
     "featurestore.sampler": ("Sampler", "SequentialSampler", "ShuffleSampler"),
     "featurestore.format.plan": ("ShardPlan",),
     "pipelines.training.datamodule": ("ActivationDataModule", "HiddenStates"),
@@ -101,6 +102,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.errors import BertvisionError as BertvisionError
     from bertvision.errors import BertvisionWarning as BertvisionWarning
     from bertvision.featurestore.batch import ActivationBatch as ActivationBatch
+    from bertvision.featurestore.format.logits import TopLogits as TopLogits
     from bertvision.featurestore.format.plan import ShardPlan as ShardPlan
     from bertvision.featurestore.sampler import Sampler as Sampler
     from bertvision.featurestore.sampler import SequentialSampler as SequentialSampler

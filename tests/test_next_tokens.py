@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import zarr
 from families import FAMILIES, make_family
 from stores import Made, shard_path
 from transformers import AutoModelForCausalLM
@@ -218,6 +219,19 @@ def test_the_output_layer_is_computed_in_float32_whatever_the_precision(
         assert len(top.topk_logprobs.unique()) > 0.95 * top.topk_logprobs.numel()
 
 
+@pytest.mark.parametrize("encoding", ["int8", "transform:0.1", "bfloat16"])
+def test_they_lie_beside_every_encoding(encoding: str, tmp_path: Path) -> None:
+    made = Made([9, 20, 31, 5, 17], encoding=encoding, top=3, shard_tokens=32)
+    split = made.write(tmp_path)
+    assert made.logits is not None
+    for i, row in enumerate(split.plan.example_id.tolist()):
+        for one, other in zip(split.logits(i), made.logits[row], strict=True):
+            assert np.array_equal(one, other)
+    assert split.verify() == []
+    zarr_array = zarr.open_group(tmp_path / "arrays.zarr", mode="r")["1e/train/topk_indices"]
+    assert np.array_equal(zarr_array[:], split.array("topk_indices"))
+
+
 def test_shuffled_tokens_keep_theirs(tmp_path: Path) -> None:
     made = Made([9, 20, 31, 5, 17], top=3, shard_tokens=32)
     source = made.write(tmp_path)
@@ -258,6 +272,13 @@ def test_a_writer_takes_logits_and_says_what_is_wrong_with_them(tmp_path: Path) 
         split = writer.finish()
     due = TopRule(3).of(logits[1:])
     assert all(map(torch.equal, split.logits(0), due))
+    with store.writer("0e", "batch", **options) as writer:
+        padded = torch.stack([logits, logits.flip(0)]).bfloat16()
+        mask = torch.tensor([[1, 1, 1, 0], [0, 1, 1, 1]])
+        writer.add_batch("ab", torch.randn(2, 4, 8), mask, logits=padded)
+        batch = writer.finish()
+    for i, row in enumerate((padded[0, :3], padded[1, 1:])):
+        assert all(map(torch.equal, batch.logits(i), TopRule(3).of(row)))
     with (
         store.writer("0e", "plain", hidden_size=8, layers=[0]) as writer,
         pytest.raises(InputError, match="'a' comes with logits"),

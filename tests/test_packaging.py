@@ -180,7 +180,7 @@ PUBLIC = """
     probe rank similarity view
     Row Rows ensure_features load_head Head Predictor
     Workspace PooledSplit ActivationStore ActivationWriter ActivationSplit ActivationBatch
-    ActivationLoader TokenMixture TokenStream TokenTransform TokenBatch
+    ActivationLoader TokenMixture TokenStream TokenTransform TokenBatch TopLogits
     Sampler SequentialSampler ShuffleSampler ShardPlan
     ActivationDataModule HiddenStates BertvisionError BertvisionWarning
     DataOptions FinetuneOptions ExtractOptions TrainOptions GenerateOptions ProbeOptions RankOptions

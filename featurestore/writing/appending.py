@@ -270,6 +270,7 @@ class ActivationWriter:
         input_ids: object = None,
         labels: Mapping[str, object] | None = None,
         fields: Mapping[str, object] | None = None,
+        logits: object = None,
     ) -> None:
         """Add the examples of a padded batch, as a forward pass gives them, without the padding.
 
@@ -283,6 +284,8 @@ class ActivationWriter:
             input_ids: (batch, seq) token ids, or None.
             labels: arrays of the examples, by name, (batch, …) each.
             fields: arrays of their tokens, by name, (batch, seq, …) each.
+            logits: (batch, seq, vocabulary) of the token that follows each, where the writer was
+                made with ``logits``.
 
         Raises:
             InputError: Shapes do not go together, or one is there already: none is added; or as
@@ -305,7 +308,8 @@ class ActivationWriter:
         if twice := [name for name, times in Counter(names).items() if times > 1]:
             raise InputError(f"keys hold {twice[0]!r} twice: name each example of a batch once")
         examples = batch_examples(
-            *(self._layout, hidden_states, attention_mask, dims, input_ids, labels, fields)
+            *(self._layout, hidden_states, attention_mask, dims, input_ids, labels, fields),
+            logits,
         )
         if len(names) != len(examples):
             raise InputError(f"{len(names)} keys were given for {len(examples)} examples")
@@ -321,6 +325,7 @@ class ActivationWriter:
                 input_ids=example.input_ids,
                 labels=example.labels,
                 fields=example.fields,
+                logits=example.logits,
             )
 
     @contextmanager

@@ -33,6 +33,7 @@ class BatchExample(NamedTuple):
     input_ids: Tensor | None
     labels: dict[str, Any]
     fields: dict[str, Tensor]
+    logits: Tensor | None
 
 
 def batch_examples(
@@ -43,6 +44,7 @@ def batch_examples(
     input_ids: object,
     labels: Mapping[str, object] | None,
     fields: Mapping[str, object] | None,
+    logits: object = None,
 ) -> list[BatchExample]:
     """The examples of a batch; arguments are those of `ActivationWriter.add_batch`.
 
@@ -62,6 +64,7 @@ def batch_examples(
     of_tokens = {"input_ids": input_ids} if input_ids is not None else {}
     of_tokens |= dict(fields or {})
     packed = {name: _packed(name, values, mask, lengths) for name, values in of_tokens.items()}
+    top = [] if logits is None else _packed("logits", logits, mask, lengths)
     of_examples = {
         name: _rows(name, values, len(lengths)) for name, values in (labels or {}).items()
     }
@@ -71,6 +74,7 @@ def batch_examples(
             packed["input_ids"][i] if input_ids is not None else None,
             {name: rows[i] for name, rows in of_examples.items()},
             {name: packed[name][i] for name in fields or ()},
+            top[i] if logits is not None else None,
         )
         for i, part in enumerate(states.split(lengths))
     ]
