@@ -164,6 +164,7 @@ def test_a_checkpoint_that_changed_is_not_taken_for_the_snapshot_that_was_made_o
     config = Workspace.find(root).config
     assert config.adopted is not None
     assert config.adopted.sources == {"1e": str(moved)}
+    assert config.model.name_or_path == str(moved)  # where 0e and untrained are made from
     moved.rename(folder)
     shutil.copyfile(output / "checkpoint-9/model.safetensors", folder / "model.safetensors")
     with pytest.raises(WorkspaceError, match="1e of .* is .*moved, whose weights are others"):

@@ -191,13 +191,19 @@ def _planned(
                 f"others: name another tag for {source}, such as "
                 f"{source}:{SnapshotTag.of(tag.fraction + 1)}"
             )
+    model = workspace.config.model
+    for tag, source in sources.items():
+        if before.sources.get(tag) == model.name_or_path:  # the first of them, perhaps moved
+            model = model.model_copy(update={"name_or_path": source})
     together = before.sources | {str(tag): source for tag, source in sources.items()}
     tags = tuple(sorted(map(SnapshotTag, together)))
     finetuning = workspace.config.finetune.model_copy(
         update={"save_at": tags, "epochs": max(1.0, tags[-1].fraction)}
     )
     adopted = before.model_copy(update={"sources": {tag: together[tag] for tag in tags}})
-    config = workspace.config.model_copy(update={"finetune": finetuning, "adopted": adopted})
+    config = workspace.config.model_copy(
+        update={"model": model, "finetune": finetuning, "adopted": adopted}
+    )
     return Workspace(workspace.root, config)
 
 
