@@ -210,7 +210,7 @@ def test_two_systems_are_compared_over_runs_and_questions(methods: Path) -> None
     assert "and 2 fine-tunings, each of which has both systems" in both.sentence
     with pytest.raises(InputError, match="holds several fine-tunings"):
         bertvision.compare("bert:0.5e", "bert:0.3e", seeds="all", workspace=plain)
-    with pytest.raises(UnknownNameError, match="no system learned-pooling was scored"):
+    with pytest.raises(UnknownNameError, match="seed-0: no system learned-pooling was scored"):
         bertvision.compare("learned-pooling:0.5e", "bert:0.5e", workspace=plain)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from bertvision.errors import InputError
+from bertvision.errors import InputError, UnknownNameError
 from bertvision.pipelines.results.answers import check_recorded, item_metrics, per_item
 from bertvision.pipelines.results.results import Result, read_results
 from bertvision.pipelines.results.systems import (
@@ -169,7 +169,12 @@ def compare_runs(
     for other in runs[1:]:
         _check_items(other, data.task.name, split, items)
     results = [read_results(run, split) for run in runs]
-    pairs = [[find_system(scored, name) for name in (first, second)] for scored in results]
+    pairs = []
+    for run, scored in zip(runs, results, strict=True):
+        try:
+            pairs.append([find_system(scored, name) for name in (first, second)])
+        except UnknownNameError as error:
+            raise UnknownNameError(f"{run.root}: {error}") from None
     a, b = pairs[0]
     for system in chain(*pairs):
         _check_thresholds(a, system)
