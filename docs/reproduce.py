@@ -117,7 +117,8 @@ def cut(source: Path, target: Path) -> None:
     if target.exists():
         return
     opened = gzip.open if source.suffix == ".gz" else open
-    with opened(source, "rt", encoding="utf-8", newline="") as file:
+    text_as_bytes = {"encoding": "utf-8", "errors": "surrogateescape", "newline": ""}
+    with opened(source, "rt", **text_as_bytes) as file:
         text = file.read()
     name = source.name.removesuffix(".gz")
     if name.endswith(".json"):
@@ -130,7 +131,7 @@ def cut(source: Path, target: Path) -> None:
         text = end.join(left) + end
     target.parent.mkdir(parents=True, exist_ok=True)
     new = target.with_name(f".{target.name}")
-    with opened(new, "wt", encoding="utf-8") as file:
+    with opened(new, "wt", **text_as_bytes) as file:
         file.write(text)
     new.rename(target)
 
