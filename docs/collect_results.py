@@ -6,7 +6,9 @@ The workspace's folder gives the name, such as ``squad_v2``. ``docs/results/squa
 the tables of its report, ``figures/`` the figures that are named, and ``comparisons.json`` what
 ``claims.toml`` there asks for: each pair by `bertvision compare --seeds all`, or with one seed
 where both systems were trained once. Where ``claims.toml`` names a workspace beside, in the same
-folder, the second system of each pair is that one's.
+folder, the second system of each pair is that one's. Of a folder of `bertvision repeat`,
+``tables/`` gets the scores of the systems that every fine-tuning has, and pairs are compared over
+fine-tunings.
 """
 
 from __future__ import annotations
@@ -16,11 +18,13 @@ import shutil
 import sys
 import tempfile
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import bertvision
 from bertvision.errors import InputError
+from bertvision.pipelines.repeats.folder import find_seeds, holds_runs
 
 RESULTS = Path(__file__).parent / "results"
 LEFT_OUT = {"runs", "waiting", "similarity_subsets"}
@@ -31,10 +35,10 @@ many sub-sets of similarity, which `similarity` has as one sample."""
 def main(workspace: Path, *figures: str) -> None:
     """Write all files of a run."""
     folder = RESULTS / workspace.resolve().name
-    with tempfile.TemporaryDirectory() as temporary:
-        report = bertvision.report(out=Path(temporary) / "report", workspace=workspace)
-        _copy(report.page.parent / "tables", folder / "tables", set(report.tables) - LEFT_OUT)
-        _copy(report.page.parent / "figures", folder / "figures", set(figures))
+    if holds_runs(workspace):
+        _write(folder / "tables" / "runs.json", {"rows": scores_of_runs(workspace)})
+    else:
+        _report(workspace, folder, figures)
     claims = folder / "claims.toml"
     if claims.exists():
         asked = tomllib.loads(claims.read_text(encoding="utf-8"))
@@ -48,11 +52,38 @@ def main(workspace: Path, *figures: str) -> None:
         _write(folder / "comparisons.json", comparisons)
 
 
+def scores_of_runs(root: Path) -> list[dict[str, Any]]:
+    """Mean, spread and runs of each system that was scored in every workspace of a folder."""
+    scored = [bertvision.results(workspace=space.root) for space in find_seeds(root)]
+    systems = [row.written for row in scored[0]]
+    systems = [s for s in systems if all(s in {row.written for row in own} for own in scored)]
+    rows = bertvision.spread([f"{root}@{system}" for system in systems]).to_json()["rows"]
+    shown = ("runs", "score", "score_sd", "lowest", "highest")
+    return [
+        {
+            "name": "BERT" if name == "bert" else name,
+            "trained_on": tags[0],
+            "checkpoint": tags[-1],
+            **{key: row[key] for key in shown},
+        }
+        for row in rows
+        for name, *tags in [row["system"].split(":")]
+    ]
+
+
+def _report(workspace: Path, folder: Path, figures: Sequence[str]) -> None:
+    with tempfile.TemporaryDirectory() as temporary:
+        report = bertvision.report(out=Path(temporary) / "report", workspace=workspace)
+        _copy(report.page.parent / "tables", folder / "tables", set(report.tables) - LEFT_OUT)
+        _copy(report.page.parent / "figures", folder / "figures", set(figures))
+
+
 def compared(first: str, second: str, workspace: Path, beside: Path | None) -> dict[str, Any]:
     """A comparison over all seeds there are, with the systems as they were asked for."""
     spaces = {"workspace": workspace, "beside": beside}
     try:
-        comparison = bertvision.compare(first, second, seeds="all", **spaces)
+        seeds = "one" if holds_runs(workspace) else "all"
+        comparison = bertvision.compare(first, second, seeds=seeds, **spaces)
     except InputError as error:
         if "one seed each" not in str(error):
             raise
@@ -78,6 +109,7 @@ def errors(system: str, workspace: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, values: Any) -> None:
+    path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(values, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -12,7 +12,8 @@ run, or of one run for each snapshot. Between
 between ``<!-- frozen: REPORTS -->`` and ``<!-- end -->`` what reports of benchmarks/frozen.py say;
 between ``<!-- spread: TASK -->`` and ``<!-- end -->`` what methods of fine-tuning come to
 over seeds; between ``<!-- weights: RUNS -->`` and ``<!-- end -->`` how much more the upper third of
-the layers weighs than the others, in runs whose names begin so (``all``: in every run).
+the layers weighs than the others, in runs whose names begin so (``all``: in every run); between
+``<!-- hours: RUN -->`` and ``<!-- end -->`` what the runs of docs/results/not_run.toml would take.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ MARGIN = 1.0
 MARKS = {"holds": "✓", "does not": "✗", "cannot be told": "?"}
 """A verdict in a table of claims."""
 _PLACE = re.compile(
-    r"(<!-- (table|claims|patterns|frozen|spread|weights): ([\w -]+) -->\n).*?(<!-- end -->)",
+    r"(<!-- (table|claims|patterns|frozen|spread|weights|hours): ([\w -]+) -->\n).*?(<!-- end -->)",
     re.DOTALL,
 )
 
@@ -55,7 +56,7 @@ def render(page: str, text: str) -> str:
     def fill(match: re.Match[str]) -> str:
         name = match[3]
         make = {"claims": claims, "patterns": patterns_of, "frozen": frozen}
-        make |= {"spread": spread, "weights": weights}
+        make |= {"spread": spread, "weights": weights, "hours": hours}
         made = view(views[name]) if match[2] == "table" else make[match[2]](name)
         return f"{match[1]}{made}\n{match[4]}"
 
@@ -161,6 +162,9 @@ def _compared(first: Mapping[str, Any], title: str) -> str:
     metric, drawn, items = METRICS[first["metric"]].label, first["clusters"], first["questions"]
     clusters, name = first["words"]
     over = f"{drawn:,} {clusters} with {items:,} {name}" if drawn < items else f"{items:,} {name}"
+    if "fine-tunings, each of which" in first["sentence"]:
+        runs = f"{first['seeds'][0]} fine-tunings and {over}"
+        return f"{title or 'Differences in '}points of {metric}, over {runs}"
     return f"{title or 'Differences in '}points of {metric}, bootstrap over {over}"
 
 
@@ -262,6 +266,40 @@ def weights(runs: str) -> str:
         f"{len(gains)}."
     )
     return f"{_markdown(columns, lines)}\n\n{basis}\n"
+
+
+def hours(run: str) -> str:
+    """Hours and bytes that runs would take at the rates of another one, a row for each.
+
+    Fine-tuning and extraction grow with the questions and with layers × width², a store with the
+    questions and with states × width.
+
+    Args:
+        run: folder of docs/results/ whose costs are known: ``measured`` of not_run.toml.
+    """
+    asked = tomllib.loads((RESULTS / "not_run.toml").read_text(encoding="utf-8"))
+    rows = json.loads((RESULTS / run / "tables" / "costs.json").read_text(encoding="utf-8"))["rows"]
+    [cost] = [row for row in rows if row["title"].startswith("1e → 1e: ")]
+
+    def sizes(row: Mapping[str, Any]) -> tuple[float, float, float]:
+        """Fine-tuning, extraction and the store of a snapshot, each in a unit of its own."""
+        weights, questions = row["layers"] * row["width"] ** 2, row["train"] + row["dev"]
+        trained = row["fine_tunings"] * row["epochs"] * row["train"] * weights
+        extracted = row["fine_tunings"] * row["snapshots"] * questions * weights
+        return trained, extracted, row["train"] * (row["layers"] + 1) * row["width"]
+
+    keys = ("fine_tuning_seconds", "extraction_seconds", "bytes")
+    units = [cost[key] / size for key, size in zip(keys, sizes(asked["measured"]), strict=True)]
+    lines = []
+    for row in asked["run"]:
+        train, read, stored = (x * unit for x, unit in zip(sizes(row), units, strict=True))
+        times = [f"{seconds / 3600:.1f}" for seconds in (train, read)]
+        lines.append([row["title"], str(row["fine_tunings"]), str(row["snapshots"]), *times])
+        lines[-1].append(f"{stored / 1e9:,.0f}")
+    names = ("fine-tunings", "snapshots stored of each", "fine-tuning (h)", "extraction (h)")
+    columns = [Column("", "run", "text")]
+    columns += [Column("", name) for name in (*names, "GB of a snapshot")]
+    return f"{_markdown(columns, lines)}\n"
 
 
 def verdict(kind: str, low: float, high: float) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
+from bertvision.errors import InputError
 from bertvision.jobs.show import (
     Shown,
     ShownRecord,
@@ -21,7 +23,9 @@ from bertvision.pipelines.reading import (
     Tag,
     parse_names,
     parse_tag,
+    path_of,
 )
+from bertvision.pipelines.repeats.folder import find_seeds, holds_runs
 from bertvision.pipelines.results.columns import Column, marked
 from bertvision.pipelines.results.systems import Combine
 from bertvision.pipelines.tasks.metrics import COMPARABLE, METRICS, MetricName
@@ -78,7 +82,7 @@ class Comparison(ShownRecord):
     """Number of drawn units: contexts, or questions where each stands alone."""
     resamples: int
     seeds: tuple[int, int] = (1, 1)
-    """Trainings of each system that were drawn too."""
+    """Trainings of each system that were drawn too; fine-tunings, in a folder of these."""
     sentence: str
     """The comparison in a sentence."""
 
@@ -161,7 +165,8 @@ def compare(
 ) -> Comparison:
     """Test whether two systems differ by more than noise.
 
-    A paired bootstrap over contexts or items gives the interval of the difference, and p.
+    A paired bootstrap over contexts or items gives the interval of the difference, and p. In a
+    folder of runs that `bertvision repeat` made, it is over the fine-tunings too.
 
     Examples:
         >>> import bertvision
@@ -182,9 +187,30 @@ def compare(
     Raises:
         UnknownNameError: a system was not scored, or several are meant.
         InputError: the systems are of different kinds, or have no such metric, or ``beside`` has
-            other items.
+            other items; in a folder of runs, ``seeds`` or ``beside`` is given, or the metric is no
+            mean over items.
         WorkspaceError: predictions are missing, damaged or of other data.
     """
+    folder = Path(path_of(workspace) or ".")
+    if holds_runs(folder):
+        if beside is not None or seeds != "one":
+            raise InputError(
+                f"{folder} holds several fine-tunings, each of which has both systems: leave out "
+                "--seeds and --with, or name one of its workspaces"
+            )
+        from bertvision.pipelines.results.compare import compare_runs
+
+        over_runs = compare_runs(
+            find_seeds(folder),
+            first,
+            second,
+            metric=metric,
+            split=split,
+            by=by,
+            resamples=resamples,
+            seed=seed,
+        )
+        return Comparison.model_validate(over_runs)
     space = find_workspace(workspace)
     other = None if beside is None else find_workspace(beside)
     from bertvision.pipelines.results.compare import compare as run

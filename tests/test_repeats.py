@@ -196,6 +196,24 @@ def test_other_systems_than_the_last_snapshot_stand_beside_it(methods: Path) -> 
     assert bertvision.spread([f"{plain}@learned-pooling"]).rows[0].runs == 2
 
 
+def test_two_systems_are_compared_over_runs_and_questions(methods: Path) -> None:
+    plain = methods / "plain"
+    both = bertvision.compare("bert:0.5e", "bert:0.3e", workspace=plain)
+    apart = [
+        bertvision.compare("bert:0.5e", "bert:0.3e", workspace=plain / f"seed-{seed}")
+        for seed in range(2)
+    ]
+    assert both.difference == pytest.approx((apart[0].difference + apart[1].difference) / 2)
+    assert both.first_score == pytest.approx((apart[0].first_score + apart[1].first_score) / 2)
+    assert both.low <= both.difference <= both.high
+    assert (both.seeds, both.baseline) == ((2, 2), apart[0].baseline)
+    assert "and 2 fine-tunings, each of which has both systems" in both.sentence
+    with pytest.raises(InputError, match="holds several fine-tunings"):
+        bertvision.compare("bert:0.5e", "bert:0.3e", seeds="all", workspace=plain)
+    with pytest.raises(UnknownNameError, match="seed-0: no system learned-pooling was scored"):
+        bertvision.compare("learned-pooling:0.5e", "bert:0.5e", workspace=plain)
+
+
 def test_the_command_prints_writes_and_draws(methods: Path, tmp_path: Path) -> None:
     folders = [methods / "plain", methods / "reinit"]
     csv, plot = tmp_path / "rows.csv", tmp_path / "runs.svg"

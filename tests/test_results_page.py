@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +16,8 @@ from typing import Any
 
 import pytest
 from docs_scripts import DOCS, docs_script
+
+import bertvision
 
 MEASURED = [
     *sorted(DOCS.glob("results*.md")),
@@ -228,6 +233,75 @@ def test_entries_say_what_a_number_rests_on() -> None:
             assert len(entry) == 1
             assert set(entry) <= {"row", "setting", "cited"}
             assert list(numbers(phrase)), phrase
+
+
+def test_every_script_of_a_page_is_run_for_it() -> None:
+    pages = docs_script("reproduce").PAGES
+    scripts = {str(path.relative_to(DOCS / "results")) for path in DOCS.glob("results/**/*.sh")}
+    run = {name: {line.split()[0] for line in lines} for name, lines in pages.items()}
+    assert set().union(*run.values()) == scripts
+    for name, own in run.items():
+        linked = re.findall(r"\(results/([\w/-]+\.sh)\)", (DOCS / f"{name}.md").read_text())
+        assert set(linked) <= own, name
+
+
+def test_a_tenth_of_the_commands_and_of_the_data_is_left(tmp_path: Path) -> None:
+    reproduce = docs_script("reproduce")
+    asked = ["repeat", "--seeds", "3", "--train-questions", "5300", "--steps", "60"]
+    left = ["repeat", "--seeds", "3", "--train-questions", "530", "--steps", "50"]
+    assert reproduce.scaled(asked) == left
+    article = {"paragraphs": []}
+    wholes = {
+        "dev.json.gz": json.dumps({"version": "v2.0", "data": [article] * 25}),
+        "train.tsv": "text\tlabel\udcf0\n" + "".join(f"word {i}\t{i}\n" for i in range(1999)),
+        "dev.conllu": "".join(f"# {i}\n1\tword\n\n" for i in range(1005)),
+    }
+    parts = {}
+    for name, text in wholes.items():
+        opened = gzip.open if name.endswith(".gz") else open
+        with opened(tmp_path / name, "wt", errors="surrogateescape") as file:  # not all is UTF-8
+            file.write(text)
+        reproduce.cut(tmp_path / name, tmp_path / "part" / name)
+        with opened(tmp_path / "part" / name, "rt", errors="surrogateescape") as file:
+            parts[name] = file.read()
+    assert json.loads(parts["dev.json.gz"]) == {"version": "v2.0", "data": [article] * 3}
+    lines = wholes["train.tsv"].splitlines()
+    assert parts["train.tsv"].splitlines() == lines[:100] + lines[1000:1100]
+    assert parts["dev.conllu"].count("# ") == parts["dev.conllu"].count("\n\n") == 105
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_commands_of_a_page_run(tiny_bert: Path, tmp_path: Path) -> None:
+    rows = {
+        "MRPC": (
+            "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n",
+            "{i}\t{n}\t1\t{text}\t{other}\n",
+        ),
+        "STS-B": ("index\tsentence1\tsentence2\tscore\n", "{n}\t{text}\t{other}\t{i}.5\n"),
+        "CoLA": ("", "gj04\t{i}\t\t{text}\n"),
+        "SST-2": ("sentence\tlabel\n", "{text}\t{i}\n"),
+    }
+    for folder, (header, row) in rows.items():
+        for split in ("train", "dev"):
+            path = tmp_path / "whole" / "glue" / folder / f"{split}.tsv"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            texts = [f"david was born in {1900 + n} {split}" for n in range(100)]
+            lines = [
+                row.format(n=n, i=n % 2, text=text, other=f"{text} again")
+                for n, text in enumerate(texts)
+            ]
+            path.write_text(header + "".join(lines))
+    before = {path: path.stat().st_mtime_ns for path in DOCS.rglob("*.json")}
+    given = [f"mpnet={tiny_bert}", f"data={tmp_path / 'whole'}"]
+    command = [sys.executable, DOCS / "reproduce.py", "results-glue", tmp_path / "out", *given]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    for task in ("mrpc", "stsb", "cola", "sst2"):
+        scored = bertvision.results(workspace=tmp_path / "out" / f"glue_{task}")
+        assert {row.checkpoint for row in scored} == {"0e", "0.1e", "0.3e", "1e", "3e"}
+        assert sum(row.system == "head" for row in scored) == 4 * 3 * 3 * 3
+    assert before == {path: path.stat().st_mtime_ns for path in DOCS.rglob("*.json")}
 
 
 def test_a_number_without_a_row_is_found() -> None:

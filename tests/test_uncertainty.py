@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from bertvision.errors import InputError
 from bertvision.pipelines.results.error_analysis import mcnemar
@@ -16,6 +17,7 @@ from bertvision.pipelines.uncertainty import (
     deviation,
     paired_bootstrap,
     paired_bootstrap_of,
+    paired_runs,
 )
 
 SCORES = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100)), min_size=1, max_size=30)
@@ -228,6 +230,27 @@ def test_seeds_are_drawn_beside_the_questions() -> None:
     wide = np.hypot(error, np.std(of_seeds[:3]) / np.sqrt(3))
     assert few.standard_error == pytest.approx(wide, rel=0.05)
     assert few.difference == pytest.approx(first[:3].mean() - 58)
+
+
+def test_runs_alone_have_the_interval_of_t_and_questions_add_their_error() -> None:
+    random = np.random.default_rng(5)
+    of_runs, of_questions = np.array([[1.0], [2.0], [4.5]]), random.normal(0, 20, 400)
+    second = random.normal(50, 10, (3, 400))
+    alone = paired_runs(second + of_runs, second, resamples=200)
+    expected = stats.ttest_1samp(of_runs.ravel(), 0)
+    ends = expected.confidence_interval()
+    assert (alone.low, alone.high, alone.p) == pytest.approx((*ends, expected.pvalue))
+    assert alone.seeds == (3, 3)
+    both = paired_runs(second + of_runs + of_questions, second, resamples=4000)
+    errors = of_runs.std(ddof=1) / 3**0.5, of_questions.std() / 20
+    assert both.standard_error == pytest.approx(np.hypot(*errors), rel=0.03)
+    freedom = np.hypot(*errors) ** 4 / (errors[0] ** 4 / 2 + errors[1] ** 4 / 399)
+    half = both.standard_error * stats.t.ppf(0.975, freedom)
+    assert both.high - both.difference == pytest.approx(half, rel=0.1)
+    same = paired_runs(second, second, resamples=20)
+    assert (same.low, same.high, same.p) == (0, 0, 1)
+    with pytest.raises(InputError, match="two runs or more"):
+        paired_runs(second[:1], second[:1])
 
 
 def test_drawn_seeds_change_places_with_the_sign_alone_and_equal_ones_draw_nothing() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from bertvision.errors import InputError
+from bertvision.errors import InputError, UnknownNameError
 from bertvision.pipelines.results.answers import check_recorded, item_metrics, per_item
 from bertvision.pipelines.results.results import Result, read_results
 from bertvision.pipelines.results.systems import (
@@ -32,6 +32,7 @@ from bertvision.pipelines.uncertainty import (
     format_p,
     paired_bootstrap,
     paired_bootstrap_of,
+    paired_runs,
 )
 from bertvision.pipelines.workspace.workspace import Workspace
 
@@ -97,7 +98,7 @@ def compare(
     metric = _metric(a, b, metric, data.task.name)
     items = data.items(split)
     if beside is not None:
-        _check_items(beside, data.task.name, split, items)
+        _check_items(beside, data.task.name, split, items, "--with ")
     clusters = [data.task.group(item) for item in items] if by == "context" else None
     whole = _whole(metric, a, data.task)
     said = [[(r, read_predictions(r, items)) for r in side] for side in sides]
@@ -126,21 +127,99 @@ def compare(
         **a.tuning,
         "by": by,
         "words": list(data.task.words),
-        "first_score": difference.first,
-        "second_score": difference.second,
         "baseline": first_trivial_score((headline(r.rules) for r in (a, *chain(*results))), metric),
-        **{k: v for k, v in difference._asdict().items() if k not in ("first", "second")},
-        "seeds": list(difference.seeds),
+        **_numbers(difference),
         "sentence": sentence(names[0], names[1], metric, difference, data.task.words),
     }
 
 
-def _check_items(beside: Workspace, task: str, split: str, items: Sequence[Any]) -> None:
+def compare_runs(
+    runs: Sequence[Workspace],
+    first: str,
+    second: str,
+    *,
+    metric: MetricName | None = None,
+    split: str = "dev",
+    by: By = "context",
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """The difference of two systems that several fine-tunings have, over these and questions.
+
+    Args:
+        runs: Workspaces that differ in their seed alone, each with both systems' predictions.
+        first: As of `compare`, likewise all that follow.
+        second: likewise.
+        metric: one that is a mean over items.
+        split: Split that they were scored on.
+        by: Unit that is drawn.
+        resamples: Number of resamples.
+        seed: Seed of the draws.
+
+    Returns:
+        As of `compare`; ``seeds`` is the number of fine-tunings, on both sides.
+
+    Raises:
+        UnknownNameError: a system was not scored in one of the runs, or several are meant.
+        InputError: as of `compare`, there is one run alone, or the metric is no mean over items.
+        WorkspaceError: predictions are missing, damaged or of other data.
+    """
+    data = runs[0].dataset()
+    items = data.items(split)
+    for other in runs[1:]:
+        _check_items(other, data.task.name, split, items)
+    results = [read_results(run, split) for run in runs]
+    pairs = []
+    for run, scored in zip(runs, results, strict=True):
+        try:
+            pairs.append([find_system(scored, name) for name in (first, second)])
+        except UnknownNameError as error:
+            raise UnknownNameError(f"{run.root}: {error}") from None
+    a, b = pairs[0]
+    for system in chain(*pairs):
+        _check_thresholds(a, system)
+    metric = _metric(a, b, metric, data.task.name)
+    if _whole(metric, a, data.task) is not None:
+        raise InputError(
+            f"{METRICS[metric].name} is no mean over {data.task.words[1]}, and cannot be compared "
+            "over runs and these: name another --metric, or `bertvision spread` compares over runs"
+        )
+    scores = np.array(
+        [[per_item(r, read_predictions(r, items), items, metric) for r in pair] for pair in pairs]
+    )  # (runs, systems, items)
+    clusters = [data.task.group(item) for item in items] if by == "context" else None
+    difference = paired_runs(
+        scores[:, 0], scores[:, 1], clusters=clusters, resamples=resamples, seed=seed
+    )
+    names = label(a), label(b)
+    return {
+        "first": names[0],
+        "second": names[1],
+        "metric": metric,
+        "split": split,
+        **a.tuning,
+        "by": by,
+        "words": list(data.task.words),
+        "baseline": first_trivial_score((headline(r.rules) for r in chain(*results)), metric),
+        **_numbers(difference),
+        "sentence": sentence(*names, metric, difference, data.task.words, runs=True),
+    }
+
+
+def _numbers(d: Difference) -> dict[str, Any]:
+    """A comparison's numbers, as they are recorded."""
+    rest = {key: value for key, value in d._asdict().items() if key not in ("first", "second")}
+    return {"first_score": d.first, "second_score": d.second, **rest, "seeds": [*d.seeds]}
+
+
+def _check_items(
+    other: Workspace, task: str, split: str, items: Sequence[Any], option: str = ""
+) -> None:
     """Refuse a workspace whose systems were scored on other items."""
-    data = beside.dataset()
+    data = other.dataset()
     if data.task.name != task or list(data.items(split)) != list(items):
         raise InputError(
-            f"--with {beside.root}: its {split} has other items: only systems that were scored on "
+            f"{option}{other.root}: its {split} has other items: only systems that were scored on "
             "the same ones can be compared; name a workspace of the same task and data"
         )
 
@@ -198,6 +277,8 @@ def sentence(
     metric: str,
     d: Difference,
     words: tuple[str, str] = ("contexts", "questions"),
+    *,
+    runs: bool = False,
 ) -> str:
     """A comparison in words; every sign is of first minus second.
 
@@ -207,6 +288,7 @@ def sentence(
         metric: Metric that was compared.
         d: Result of the comparison.
         words: Names of clusters and items.
+        runs: Whether seeds are fine-tunings that have both systems.
     """
     name = "exact match" if metric == "exact" else METRICS[metric].name
     if d.difference == 0 and d.low == 0 == d.high:
@@ -216,9 +298,12 @@ def sentence(
     drawn, choice = words[d.clusters == d.questions], words[1]
     evidence = (
         f"95 % interval {d.low:+.2f} to {d.high:+.2f}, p {format_p(d.p, d.resamples, '= ')}, "
-        f"paired bootstrap over {d.clusters:,} {drawn}"
+        f"{'' if runs else 'paired bootstrap '}over {d.clusters:,} {drawn}"
     )
-    if d.seeds == (1, 1):
+    if runs:
+        evidence += f" and {d.seeds[0]} fine-tunings, each of which has both systems"
+        choice += " and fine-tunings"
+    elif d.seeds == (1, 1):
         evidence += f"; one seed: the interval covers the choice of {choice} alone"
     else:
         evidence += f" and over seeds, {d.seeds[0]} of the first and {d.seeds[1]} of the second"
