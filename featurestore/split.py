@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -279,9 +280,14 @@ class ActivationSplit(SplitReader, Sequence[torch.Tensor]):
             True
         """
         seed = whole_number("seed", seed, 0)
-        if not 0 < fraction < 1 or not 0 < (count := round(fraction * len(self))) < len(self):
+        number = isinstance(fraction, Real) and not isinstance(fraction, bool)
+        if (
+            not number
+            or not 0 < fraction < 1
+            or not 0 < (count := round(fraction * len(self))) < len(self)
+        ):
             raise InputError(
-                f"a fraction of {fraction} of {counted(len(self), 'example')}: give one above 0 "
+                f"a fraction of {fraction!r} of {counted(len(self), 'example')}: give one above 0 "
                 "and below 1 that leaves an example in each part"
             )
         ordered = np.argsort(self.plan.example_id, kind="stable")

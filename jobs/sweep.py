@@ -34,6 +34,7 @@ from bertvision.pipelines.reading import (
     parse_tags,
 )
 from bertvision.pipelines.results.columns import Column, marked, table_of
+from bertvision.pipelines.tasks.registry import head_kind
 from bertvision.pipelines.text import fill
 from bertvision.pipelines.workspace.checks import check_new_heads, find_workspace
 from bertvision.pipelines.workspace.heads import stored_tags
@@ -176,6 +177,7 @@ def asked_sweep(
     if names:
         check_new_heads(space, runs_of(names, parts, range(seeds)))
     elif space.splits():
+        head_kind(space.config.task.name)  # refuses a task that no head learns
         tokens = pool or space.config.model.usual_tokens(space.config.task.name)
         stored_tags(space, sources, tokens, "train", "--trained-on")
         stored_tags(space, targets, tokens, split, "--checkpoint")

@@ -172,7 +172,7 @@ def test_cka_joins_splits_that_are_stored_in_another_order(
     monkeypatch.setattr(
         Workspace, "split", lambda s, tag, n: whole(elsewhere if tag == "0.5e" else s, tag, n)
     )
-    monkeypatch.setattr(request, "check_stored", lambda *place: None)
+    monkeypatch.setattr(request, "check_stored", lambda *place, **asked: None)
     straight = bertvision.cka("0.5e", "1e", split="train", workspace=empty)
     shutil.rmtree(tmp_path / "elsewhere")
     extract(

@@ -463,8 +463,13 @@ def test_a_stored_split_of_other_data_is_scored_by_the_names_of_its_classes(
     """Whatever their order; heads are never scored on classes that they do not tell."""
     common: dict[str, Any] = {"precision": "32", "workspace": classes}
     dev = [line.split(",") for line in (classes.parent / "dev.csv").read_text().splitlines()[1:]]
-    for name, no in (("shouted", "NO"), ("never", "never")):
-        lines = [",".join([*texts, no if label == "no" else label]) for *texts, label in dev]
+    for name, no in (("shouted", "NO"), ("never", "never"), ("merged", "YES"), ("rated", "")):
+        lines = [
+            ",".join([*texts, no if label == "no" else label])
+            if no
+            else ",".join([*texts, f"0.{i}"])
+            for i, (*texts, label) in enumerate(dev)
+        ]
         path = tmp_path / f"{name}.csv"
         path.write_text("\n".join(["first,second,label", *lines]))
         source: dict[str, Any] = {"task": "csv", "data": path, "text": "first", "pair": "second"}
@@ -473,8 +478,13 @@ def test_a_stored_split_of_other_data_is_scored_by_the_names_of_its_classes(
     (scored,) = bertvision.evaluate("cls-learned-pooling", split="shouted-all", **common)
     (expected,) = bertvision.evaluate("cls-learned-pooling", **common)
     assert scored.rules == expected.rules
-    with pytest.raises(InputError, match="classes maybe, never, yes, and heads .* tell maybe, no"):
+    with pytest.raises(
+        InputError, match="classes maybe, never, yes, and heads .* tell the classes maybe"
+    ):
         bertvision.evaluate("cls-learned-pooling", split="never-all", **common)
+    for name in ("merged", "rated"):  # two classes that are one here, and scores
+        with pytest.raises(InputError, match="score them on data with labels among these"):
+            bertvision.evaluate("cls-learned-pooling", split=f"{name}-all", **common)
 
 
 def test_scores_on_other_data_have_the_intervals_of_the_report(

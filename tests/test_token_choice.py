@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from stores import Made
 
 import bertvision
@@ -84,7 +85,7 @@ def test_held_out_examples_are_the_same_of_every_layer_and_order(
     assert not np.array_equal(split.hold_out(0.25, seed=5)[1], held_out)
 
 
-@pytest.mark.parametrize("fraction", [0, 1, 0.001, 2])
+@pytest.mark.parametrize("fraction", [0, 1, 0.001, 2, "0.1", True])
 def test_a_part_without_examples_is_refused(split: ActivationSplit, fraction: float) -> None:
     with pytest.raises(InputError, match="leaves an example in each part"):
         split.hold_out(fraction)
@@ -92,7 +93,13 @@ def test_a_part_without_examples_is_refused(split: ActivationSplit, fraction: fl
 
 @pytest.mark.parametrize(
     ("examples", "match"),
-    [([], "give positions"), ([0.5], "give positions"), ([60], "has 60"), ([-1], "has -1")],
+    [
+        ([], "give positions"),
+        ([[1], [2, 3]], "give positions"),
+        ([0.5], "give positions"),
+        ([60], "has 60"),
+        ([-1], "has -1"),
+    ],
 )
 def test_examples_that_are_none_are_refused(
     split: ActivationSplit, examples: Any, match: str
@@ -158,6 +165,22 @@ def test_transforms_that_cannot_be_are_refused(split: ActivationSplit, tmp_path:
     assert transform is not None
     with pytest.raises(InputError, match=r"of \(n, 1, 16\) or \(n, 16\)"):
         transform(torch.zeros(3, 2, 16))
+    for vectors in (torch.ones(3, 16, dtype=torch.long), np.ones((3, 16))):
+        with pytest.raises(InputError, match="give a tensor of floats"):
+            transform(vectors)  # type: ignore[arg-type]
+    with pytest.raises(WorkspaceError, match="cannot be written"):
+        transform.save(tmp_path / "no" / "folder")
+    mean, square = torch.zeros(1, 16), torch.eye(16)[None]
+    for parts in (
+        {"mean": mean.long()},
+        {"mean": mean * torch.nan},
+        {"mean": mean, "matrix": square},
+        {"mean": mean, "matrix": square, "back": square * 2},
+        {"mean": mean, "other": mean.clone()},
+    ):
+        save_file(parts, tmp_path / "hostile")
+        with pytest.raises(WorkspaceError, match="no transform"):
+            bertvision.TokenTransform.load(tmp_path / "hostile")
     for name, content in (("none", None), ("text", b"no tensors")):
         path = tmp_path / name
         if content is not None:
@@ -174,7 +197,7 @@ def test_a_mixture_has_its_shares_in_every_batch_and_resumes(
     mixture = bertvision.TokenMixture([split, other], [3, 1], **arguments)
     own = [
         split.tokens([0, 2], batch_size=48, seed=2, endless=True),
-        other.tokens([0, 2], batch_size=16, seed=2, endless=True),
+        other.tokens([0, 2], batch_size=16, seed=3, endless=True),
     ]
     expected = zip(*(stream.vectors() for stream in own), strict=True)
     batches = list(itertools.islice(mixture, 40))  # several epochs of the small one
@@ -196,7 +219,11 @@ def test_a_mixture_has_its_shares_in_every_batch_and_resumes(
 def test_mixtures_that_cannot_be_are_refused(split: ActivationSplit, tmp_path: Path) -> None:
     wide = Made(LENGTHS[:9], hidden=32).write(tmp_path)
     for splits, weights, options, match in (
-        ([], None, {}, "name at least one"),
+        ([], None, {}, "give a list with at least one split"),
+        (split, None, {}, "give a list with at least one split"),
+        ([split], ["x"], {}, "a number above 0"),
+        ([split], None, {"logits": True}, "leave logits out"),
+        ([split, split], None, {"examples": [1, 2, 3]}, "one for each of the 2 splits"),
         ([split, wide], None, {}, "differ in width"),
         ([split, split], [1], {}, "a number above 0 for each of the 2"),
         ([split, split], [1, -1], {}, "a number above 0"),
@@ -205,6 +232,24 @@ def test_mixtures_that_cannot_be_are_refused(split: ActivationSplit, tmp_path: P
     ):
         with pytest.raises(InputError, match=match):
             bertvision.TokenMixture(splits, weights, layers=1, **options)
-    mixture = bertvision.TokenMixture([split], layers=1)
-    with pytest.raises(InputError, match="no position of a mixture of 1"):
+    mixture = bertvision.TokenMixture([split, split], layers=1)
+    with pytest.raises(InputError, match="no position of a mixture of 2"):
         mixture.load_state_dict({"streams": []})
+    good = mixture.streams[0].state_dict() | {"batches": 3}
+    with pytest.raises(InputError, match="no position"):
+        mixture.load_state_dict({"streams": [good, {}]})
+    assert mixture.batches == 0  # and no stream is ahead of another
+
+
+def test_a_mixture_takes_examples_of_each_split_and_other_tokens_of_the_same(
+    split: ActivationSplit,
+) -> None:
+    held_out = split.hold_out(0.1)[1].tolist()
+    mixture = bertvision.TokenMixture(
+        [split, split], layers=1, batch_size=40, examples=[held_out, [0, 1]]
+    )
+    own = [set(next(iter(stream)).examples.tolist()) for stream in mixture.streams]
+    assert own[0] <= set(held_out)
+    assert own[1] <= {0, 1}
+    first, second = next(bertvision.TokenMixture([split, split], layers=1).vectors()).chunk(2)
+    assert not torch.equal(first, second)

@@ -23,12 +23,14 @@ class TokenMixture:
 
     Args:
         splits: Complete splits, with vectors of one width.
-        weights: Share of each, above 0; they need not sum to 1. By default the tokens of each,
-            so that all tokens come equally often.
+        weights: Share of each, above 0; they need not sum to 1. By default the tokens that each
+            has, whatever is left out.
         layers: As in `TokenStream`.
         batch_size: Tokens of a batch, of all splits together.
-        seed: Seed of the orders.
-        options: The others of `TokenStream`, the same for all: ``without``, ``scaled``, ….
+        seed: Seed of the order of the first split; of the others it is one more each, so that
+            splits of the same examples do not give the same tokens at a time.
+        options: The others of `TokenStream`, the same for all: ``without``, ``scaled``, …; of
+            ``examples`` and of arrays in ``keep`` a list with those of each split.
 
     Attributes:
         streams: The stream of each split; the batch size of each is its part of a batch.
@@ -57,9 +59,9 @@ class TokenMixture:
         seed: int = 0,
         **options: Any,
     ) -> None:
-        splits = list(splits)
-        if not splits:
-            raise InputError("splits is empty: name at least one")
+        splits = [] if isinstance(splits, str | SplitReader) else list(splits)
+        if not splits or not all(isinstance(split, SplitReader) for split in splits):
+            raise InputError("splits: give a list with at least one split of a store")
         widths = [split.record.hidden_size for split in splits]
         if len(set(widths)) > 1:
             named = zip(splits, widths, strict=True)
@@ -67,12 +69,16 @@ class TokenMixture:
             raise InputError(f"vectors differ in width ({text}): mix splits of one width")
         if "endless" in options:
             raise InputError("a mixture has no end: leave endless out")
+        if options.pop("logits", False):
+            raise InputError("a mixture gives vectors alone: leave logits out")
+        own = [_own_options(options, i, len(splits)) for i in range(len(splits))]
         batch_size = whole_number("batch_size", batch_size, 1)
+        seed = whole_number("seed", seed, 0)
         shares = [split.record.tokens for split in splits] if weights is None else list(weights)
         sizes = _sizes(splits, shares, batch_size)
         self.streams = [
-            TokenStream(split, layers, batch_size=n, seed=seed, endless=True, **options)
-            for split, n in zip(splits, sizes, strict=True)
+            TokenStream(split, layers, batch_size=n, seed=seed + i, endless=True, **own[i])
+            for i, (split, n) in enumerate(zip(splits, sizes, strict=True))
         ]
 
     @property
@@ -122,13 +128,42 @@ class TokenMixture:
                 f"{state!r:.100} is no position of a mixture of {len(self.streams)} splits: give "
                 "what its state_dict returned"
             )
-        for stream, own in zip(self.streams, states, strict=True):
-            stream.load_state_dict(own)
+        before = [stream.state_dict() for stream in self.streams]
+        try:
+            for stream, own in zip(self.streams, states, strict=True):
+                stream.load_state_dict(own)
+        except InputError:
+            for stream, own in zip(self.streams, before, strict=True):
+                stream.load_state_dict(own)
+            raise
+
+
+def _own_options(options: Mapping[str, Any], place: int, splits: int) -> dict[str, Any]:
+    """The options of one split: of those that name its examples or tokens its own.
+
+    Raises:
+        InputError: there is not one for each.
+    """
+    own = dict(options)
+    for name in ("examples", "keep"):
+        value = own.get(name)
+        if value is None or isinstance(value, str):
+            continue
+        if not isinstance(value, list | tuple) or len(value) != splits:
+            raise InputError(
+                f"{name} of a mixture: give a list with one for each of the {splits} splits, as "
+                "places in one are none in another"
+            )
+        own[name] = value[place]
+    return own
 
 
 def _sizes(splits: Sequence[SplitReader], weights: Sequence[float], batch_size: int) -> list[int]:
     """Tokens of each split in a batch: the largest remainders are rounded up."""
-    shares = np.array(weights, np.float64)
+    try:
+        shares = np.array(weights, np.float64)
+    except (TypeError, ValueError):
+        shares = np.zeros(0)
     if shares.shape != (len(splits),) or not np.isfinite(shares).all() or (shares <= 0).any():
         raise InputError(
             f"weights are {list(weights)!r}: give a number above 0 for each of the "

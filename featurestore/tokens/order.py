@@ -131,7 +131,11 @@ def kept_tokens(
 
 def _example_mask(split: SplitReader, examples: npt.ArrayLike) -> npt.NDArray[np.bool_]:
     """(examples,) whether each is named."""
-    total, given = split.record.examples, np.asarray(examples)
+    total = split.record.examples
+    try:
+        given = np.asarray(examples)
+    except ValueError:  # lists of several lengths
+        given = np.zeros((0, 0))
     if given.ndim != 1 or given.dtype.kind not in "iu" or not len(given):
         raise InputError(
             f"examples is {given.dtype} of shape {given.shape}: give positions of examples of "

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Literal
 
@@ -127,8 +128,8 @@ class TokenTransform:
 
     def inverse(self, vectors: Tensor) -> Tensor:
         """Vectors as they are stored, of transformed ones of the same shape."""
-        stored = vectors if self.back is None else _multiplied(vectors, self.back)
-        return stored + self._like(vectors, self.mean)
+        mean = self._like(vectors, self.mean)
+        return (vectors if self.back is None else _multiplied(vectors, self.back)) + mean
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> TokenTransform:
         """The transform on a device."""
@@ -140,10 +141,17 @@ class TokenTransform:
         return TokenTransform(mean, move(self.matrix), move(self.back))
 
     def save(self, path: str | Path) -> Path:
-        """Write it as safetensors, to be kept beside what was trained on its vectors."""
+        """Write it as safetensors, to be kept beside what was trained on its vectors.
+
+        Raises:
+            WorkspaceError: the file cannot be written.
+        """
         path = Path(path).expanduser()
         parts = {"mean": self.mean, "matrix": self.matrix, "back": self.back}
-        save_file({name: x.contiguous() for name, x in parts.items() if x is not None}, path)
+        try:
+            save_file({name: x.contiguous() for name, x in parts.items() if x is not None}, path)
+        except (OSError, SafetensorError) as error:
+            raise WorkspaceError(f"{path} cannot be written: {error}") from error
         return path
 
     @classmethod
@@ -166,8 +174,10 @@ class TokenTransform:
             or set(parts) - {"mean", "matrix", "back"}
             or (matrix is None) != (back is None)
             or any(x is not None and tuple(x.shape) != square for x in (matrix, back))
+            or any(x.dtype != torch.float32 or not x.isfinite().all() for x in parts.values())
+            or (matrix is not None and back is not None and not _inverse(matrix, back))
         ):
-            shapes = {name: tuple(x.shape) for name, x in parts.items()}
+            shapes = {name: (x.dtype, tuple(x.shape)) for name, x in parts.items()}
             raise WorkspaceError(
                 f"{path} holds {shapes}, no transform: give what TokenTransform.save wrote"
             )
@@ -175,6 +185,9 @@ class TokenTransform:
 
     def _like(self, vectors: Tensor, mean: Tensor) -> Tensor:
         layers, hidden = mean.shape
+        if not isinstance(vectors, Tensor) or not vectors.is_floating_point():
+            kind = getattr(vectors, "dtype", type(vectors).__name__)
+            raise InputError(f"vectors are {kind}: give a tensor of floats")
         if vectors.shape[1:] == (hidden,) and layers == 1:
             return mean[0].to(vectors)
         if vectors.shape[1:] != (layers, hidden):
@@ -234,7 +247,8 @@ def short_tokens(
         CorruptStoreError: what is stored is damaged.
     """
     factor = re.fullmatch(r"(\d+(?:\.\d+)?)x", max_norm) if isinstance(max_norm, str) else None
-    if factor is None and not (isinstance(max_norm, int | float) and 0 < max_norm < math.inf):
+    number = isinstance(max_norm, Real) and not isinstance(max_norm, bool)
+    if factor is None and not (number and 0 < float(max_norm) < math.inf):
         raise InputError(
             f"max_norm is {max_norm!r}: give the largest norm, such as 500.0, or a factor of the "
             "median norm, such as '10x'"
@@ -258,6 +272,12 @@ def _whitening(covariance: npt.NDArray[np.float64]) -> tuple[npt.NDArray[np.floa
     values, vectors = np.linalg.eigh(covariance)
     spread = np.sqrt(np.maximum(values, 0) + _FLOOR * max(values.mean(), np.finfo(float).tiny))
     return (vectors / spread) @ vectors.T, (vectors * spread) @ vectors.T
+
+
+def _inverse(matrix: Tensor, back: Tensor) -> bool:
+    """Whether matrices, (layers, hidden, hidden), undo each other but for rounding."""
+    identity = torch.eye(matrix.shape[1], dtype=torch.float64)
+    return bool((matrix.double() @ back.double() - identity).abs().max() < 1e-2)
 
 
 def _multiplied(vectors: Tensor, matrix: Tensor) -> Tensor:

@@ -56,30 +56,44 @@ _BATCH = 32  # windows
 
 
 def _other_task(workspace: Workspace, split: str) -> TaskConfig | None:
-    """Settings of the data set that a split is of, where it is another task of the same kind."""
+    """Settings of the data set that a split is of, where it is of the workspace's kind of task."""
     dataset = StoredName.parse(split).dataset
     if dataset is None:
         return None
     task, own = read_dataset_record(workspace.root, dataset).task, workspace.config.task
-    alike = find_task(task.name).kind == find_task(own.name).kind
-    return task if alike and bool(task.classes) == bool(own.classes) else None
+    return task if find_task(task.name).kind == find_task(own.name).kind else None
 
 
 def _class_order(workspace: Workspace, split: str) -> list[int] | None:
     """The index that each class of a split's data set has in the workspace; None of its own data.
 
+    Classes are the same where their names are, or where these differ in case alone and no other
+    class is called so.
+
     Raises:
-        InputError: the data set has classes that heads of the workspace do not tell.
+        InputError: the data set has classes that heads of the workspace do not tell, or scores in
+            the place of classes.
     """
     other, own = _other_task(workspace, split), workspace.config.task.classes
-    if other is None or other.classes == own:
+    if other is None or other.classes == own or find_task(other.name).kind != "classification":
         return None
-    places = {name.casefold(): i for i, name in enumerate(own)}
-    order = [places.get(name.casefold(), -1) for name in other.classes]
-    if find_task(other.name).kind == "classification" and -1 in order:
+    folded = [name.casefold() for name in own]
+    order = [
+        own.index(name)
+        if name in own
+        else folded.index(name.casefold())
+        if folded.count(name.casefold()) == 1
+        else -1
+        for name in other.classes
+    ]
+    if not own or not other.classes or -1 in order or len(set(order)) < len(order):
+        here, there = (
+            f"the classes {', '.join(classes)}" if classes else "scores"
+            for classes in (own, other.classes)
+        )
         raise InputError(
-            f"{split} has the classes {', '.join(other.classes)}, and heads of this workspace "
-            f"tell {', '.join(own)}: score them on data with labels among these"
+            f"{split} has {there}, and heads of this workspace tell {here}: score them on data "
+            "with labels among these"
         )
     return order
 

@@ -25,7 +25,7 @@ from bertvision.pipelines.workspace.records import (
     read_dataset_record,
     record_path,
 )
-from bertvision.pipelines.workspace.workspace import FILE, Workspace
+from bertvision.pipelines.workspace.workspace import FILE, RESULTS, Workspace
 
 if TYPE_CHECKING:
     from bertvision.pipelines.workspace.dataset import Dataset
@@ -179,7 +179,7 @@ def _unmake(root: Path, has_folder: bool) -> None:
         folder = record_path(root, "a").parent
         if folder.is_dir():
             folder.rmdir()
-        if [path.name for path in root.iterdir()] == [FILE]:
+        if not any((root / room).exists() for room in ("snapshots", "activations", *RESULTS)):
             (root / FILE).unlink()
             if not has_folder:
                 root.rmdir()

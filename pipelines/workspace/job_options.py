@@ -331,7 +331,8 @@ class TrainOptions(Options):
         given: dict[str, Any] = {} if pool is None else {"pool": pool}
         if self.distil is not None:
             given |= {name: getattr(self, name) for name in _TAUGHT}
-        return [run.having(**_unsaid(given, run.settings)) for run in runs]
+        named = [run.having(**_unsaid(given, run.settings)) for run in runs]
+        return [run.reading_cls() for run in named] if model.special_ends else named
 
     @property
     def unnamed(self) -> TrainOptions:

@@ -106,6 +106,13 @@ class Run(NamedTuple):
         """The run whose name also carries these fields of `TrainOptions`."""
         return self._replace(variant=_variant({**self.settings, **settings}))
 
+    def reading_cls(self) -> Run:
+        """The same where [CLS] is what heads read anyway: its name says no pooling then."""
+        settings = self.settings
+        if settings.get("pool") == "cls":
+            del settings["pool"]
+        return self._replace(variant=_variant(settings))
+
     @property
     def text(self) -> str:
         """As it is typed: of a class of one's own with its dotted path."""
@@ -256,7 +263,7 @@ def _marks(text: str) -> tuple[str, dict[str, str]]:
 def _settings(values: Mapping[str, str]) -> dict[str, Any]:
     """Fields of `TrainOptions` that marks write."""
     settings: dict[str, Any] = {}
-    if values.get("p", "cls") != "cls":
+    if "p" in values:
         settings["pool"] = from_file_part(values["p"])
     if "l" in values:
         settings["layers"] = tuple(map(int, values["l"].split("-")))
@@ -279,7 +286,7 @@ def _settings(values: Mapping[str, str]) -> dict[str, Any]:
 def _variant(settings: Mapping[str, Any]) -> str:
     """The marks that write fields of `TrainOptions`, the same for the same values."""
     variant = ""
-    if settings.get("pool", "cls") != "cls":
+    if "pool" in settings:
         variant += f"@p{file_part(settings['pool'])}"
     if "layers" in settings:
         variant += f"@l{'-'.join(map(str, settings['layers']))}"
