@@ -33,6 +33,7 @@ from bertvision.pipelines.results.rows import read_rows
 from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.tasks.registry import TASKS
 from bertvision.pipelines.tasks.task import load_task
+from bertvision.pipelines.workspace.job_options import TrainOptions
 from bertvision.pipelines.workspace.runs import Run
 from bertvision.pipelines.workspace.status import status
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -194,6 +195,9 @@ def test_decoders_learn_classes_and_their_heads_read_the_last_token(
     assert "bertvision train cls-learned-pooling --checkpoint 1e" in status(space)["next"]
     (head,) = bertvision.train("cls-learned-pooling", epochs=2, **common)
     assert head.head == "cls-learned-pooling@plast"
+    asked = [Run.parse("cls-last-state@pcls"), Run.parse("cls-last-state")]
+    named = [run.name for run in TrainOptions().named(asked, space.config.model)]
+    assert named == ["cls-last-state@pcls", "cls-last-state@plast"]  # what is said is what is read
     bertvision.evaluate(head.head, **common)
     items = space.items("dev")
     for name, place in (("bert:1e", "bert/1e"), (head.head, f"heads/1e/{head.head}/eval/1e")):

@@ -465,15 +465,17 @@ def test_scores_are_learned_as_by_ridge_cv(
 
 def test_a_probe_that_is_refused_leaves_no_workspace(tiny_bert: Path, tmp_path: Path) -> None:
     (tmp_path / "rates.csv").write_text("text,label\n" + "the king,0.5\nthe city,1.5\n" * 9)
-    for root in (tmp_path / "new", tmp_path / "empty"):
-        if root.name == "empty":
-            root.mkdir()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "notes.txt").write_text("mine")
+    for root in (tmp_path / "new", tmp_path / "empty", tmp_path / "own"):
         with pytest.raises(InputError, match="rates has no classes"):
             bertvision.probe(
                 "csv", data=tmp_path / "rates.csv", model=str(tiny_bert), workspace=root
             )
-        assert root.is_dir() == (root.name == "empty")
-        assert not root.is_dir() or not list(root.iterdir())
+        assert root.is_dir() == (root.name != "new")
+        left = [path.name for path in root.iterdir()] if root.is_dir() else []
+        assert left == (["notes.txt"] if root.name == "own" else [])
 
 
 @pytest.mark.parametrize(
