@@ -191,6 +191,8 @@ def compare(
             mean over items.
         WorkspaceError: predictions are missing, damaged or of other data.
     """
+    asked: dict[str, Any] = {"metric": metric, "split": split, "by": by}
+    asked |= {"resamples": resamples, "seed": seed}
     folder = Path(path_of(workspace) or ".")
     if holds_runs(folder):
         if beside is not None or seeds != "one":
@@ -200,34 +202,12 @@ def compare(
             )
         from bertvision.pipelines.results.compare import compare_runs
 
-        over_runs = compare_runs(
-            find_seeds(folder),
-            first,
-            second,
-            metric=metric,
-            split=split,
-            by=by,
-            resamples=resamples,
-            seed=seed,
-        )
-        return Comparison.model_validate(over_runs)
+        return Comparison.model_validate(compare_runs(find_seeds(folder), first, second, **asked))
     space = find_workspace(workspace)
     other = None if beside is None else find_workspace(beside)
     from bertvision.pipelines.results.compare import compare as run
 
-    comparison = run(
-        space,
-        first,
-        second,
-        metric=metric,
-        split=split,
-        by=by,
-        resamples=resamples,
-        seed=seed,
-        seeds=seeds,
-        beside=other,
-    )
-    return Comparison.model_validate(comparison)
+    return Comparison.model_validate(run(space, first, second, **asked, seeds=seeds, beside=other))
 
 
 def ensemble_table(result: Values) -> str:

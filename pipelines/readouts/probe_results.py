@@ -253,7 +253,7 @@ def probe(
     data = read_data(source, options, partial(workspace_tokenizer, workspace))
     if data.spans is not None:
         check_span_poolings(poolings := poolings or ("mean",))
-    poolings = poolings or workspace.config.model.usual_poolings
+    poolings = poolings or (workspace.config.model.pooling, "mean")
     choice = partial(wanted_layers, layers, concat, workspace.config.model.num_hidden_layers)
     snapshots = with_twin(tags, untrained)
     needs: list[Need] = ["probe"]

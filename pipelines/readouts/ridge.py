@@ -132,8 +132,9 @@ def probe_scores(
         LockedError: another process probes the same data set.
     """
     source = workspace.dataset(dataset)
-    data, poolings = read_data(source, options), poolings or workspace.config.model.usual_poolings
-    choice = partial(wanted_layers, layers, concat, workspace.config.model.num_hidden_layers)
+    data, model = read_data(source, options), workspace.config.model
+    poolings = poolings or (model.pooling, "mean")
+    choice = partial(wanted_layers, layers, concat, model.num_hidden_layers)
     snapshots = with_twin(tags, untrained)
     ensure_inputs(workspace, snapshots, source.name, list(data.sizes), poolings, choice, extraction)
     every = []

@@ -120,15 +120,10 @@ def compare(
             whole, x, y, gold, clusters=clusters, resamples=resamples, seed=seed
         )
     return {
-        "first": names[0],
-        "second": names[1],
-        "metric": metric,
+        **_numbers(a, names, metric, difference, [a, *chain(*results)]),
         "split": split,
-        **a.tuning,
         "by": by,
         "words": list(data.task.words),
-        "baseline": first_trivial_score((headline(r.rules) for r in (a, *chain(*results))), metric),
-        **_numbers(difference),
         "sentence": sentence(names[0], names[1], metric, difference, data.task.words),
     }
 
@@ -193,23 +188,40 @@ def compare_runs(
     )
     names = label(a), label(b)
     return {
-        "first": names[0],
-        "second": names[1],
-        "metric": metric,
+        **_numbers(a, names, metric, difference, [*chain(*results)]),
         "split": split,
-        **a.tuning,
         "by": by,
         "words": list(data.task.words),
-        "baseline": first_trivial_score((headline(r.rules) for r in chain(*results)), metric),
-        **_numbers(difference),
         "sentence": sentence(*names, metric, difference, data.task.words, runs=True),
     }
 
 
-def _numbers(d: Difference) -> dict[str, Any]:
-    """A comparison's numbers, as they are recorded."""
-    rest = {key: value for key, value in d._asdict().items() if key not in ("first", "second")}
-    return {"first_score": d.first, "second_score": d.second, **rest, "seeds": [*d.seeds]}
+def _numbers(
+    system: Result,
+    names: Sequence[str],
+    metric: MetricName,
+    d: Difference,
+    results: Sequence[Result],
+) -> dict[str, Any]:
+    """A comparison's names and numbers, as they are recorded.
+
+    Args:
+        system: The first system.
+        names: Names of both.
+        metric: Metric of the scores.
+        d: Difference of the two.
+        results: Results whose baseline is told.
+    """
+    scores = {**d._asdict(), "first_score": d.first, "second_score": d.second}
+    return {
+        **scores,
+        "first": names[0],
+        "second": names[1],
+        "seeds": [*d.seeds],
+        "metric": metric,
+        "baseline": first_trivial_score((headline(r.rules) for r in results), metric),
+        **system.tuning,
+    }
 
 
 def _check_items(

@@ -259,17 +259,16 @@ def evaluate_across(
         kind = kind_of_run(Run(head.config.head), workspace.config.task.name)
         reads = _Reads(kind, head.config.tokens)
         groups.setdefault((reads, head.config.layers), {})[folder] = head
+    any_task, order = _other_task(workspace, split) is not None, _class_order(workspace, split)
     for (reads, _), group in groups.items():  # all of them, before the first pass
         scored = head_activations(workspace, tag, reads.tokens, split)
-        other = _other_task(workspace, split)
         for folder, head in group.items():
-            head.check_fits(scored, folder.name, any_task=other is not None)
-            _class_order(workspace, split)
+            head.check_fits(scored, folder.name, any_task=any_task)
     _warn_of_no_threshold(workspace, {reads for reads, _ in groups}, tag, split)
     results: dict[Path, HeadScores] = {}
     for (reads, _), group in groups.items():
         arithmetic = head_precision(precision, reads.kind)
-        results |= _evaluate(workspace, reads, group, tag, split, arithmetic)
+        results |= _evaluate(workspace, reads, group, tag, split, arithmetic, order)
     return [results[folder] for folder in folders]
 
 
@@ -361,6 +360,7 @@ def _evaluate(
     tag: SnapshotTag,
     split: str,
     precision: Precision,
+    order: Sequence[int] | None,
 ) -> dict[Path, HeadScores]:
     """One pass over a split for heads that read the same of it; scores by folder."""
     started = time.perf_counter()
@@ -368,7 +368,6 @@ def _evaluate(
     scored = splits[split]
     task = task_of_kind(reads.kind, workspace.config.task.name)
     loaded = list(heads.values())
-    order = _class_order(workspace, split)
     predicted = predict(loaded, task, scored, precision, f"evaluate on {scored.name}", order)
     tune: Sequence[Logits | None] = [None] * len(heads)
     if (held_out := splits.get("tune", scored)) is not scored:

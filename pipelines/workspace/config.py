@@ -64,17 +64,14 @@ class ModelConfig(Settings):
         return values
 
     @property
-    def usual_poolings(self) -> tuple[TokenPooling, ...]:
-        """Poolings that are probed where nothing else is said."""
-        return ("cls" if self.special_ends else "last", "mean")
+    def pooling(self) -> TokenPooling:
+        """Pooling where none is said: [CLS], or of decoders, which have none, the last token."""
+        return "cls" if self.special_ends else "last"
 
     def usual_tokens(self, task: str) -> TokenPooling:
-        """Tokens of each window that an extraction for a task keeps where nothing else is said.
-
-        That is what its heads read; of decoders, which have no [CLS], the last token instead.
-        """
+        """Tokens of each window that heads of a task read where nothing else is said."""
         tokens = find_task(task).tokens
-        return tokens if self.special_ends or tokens != "cls" else "last"
+        return self.pooling if tokens == "cls" else tokens
 
 
 class DataConfig(Settings):

@@ -13,6 +13,7 @@ from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.reading import StoredName, check_hidden_states
 from bertvision.pipelines.records import read_record
 from bertvision.pipelines.tasks.registry import find_task, head_kind
+from bertvision.pipelines.workspace.job_options import TrainOptions
 from bertvision.pipelines.workspace.records import PassRecord, RunConfig
 from bertvision.pipelines.workspace.reproduce import training_pass_command
 from bertvision.pipelines.workspace.runs import Run
@@ -90,7 +91,8 @@ def trained_on(workspace: Workspace, names: Sequence[str]) -> SnapshotTag:
     heads = trained_heads(workspace)
     on: list[set[str]] = []
     for name in names:
-        on.append({tag for tag, head in heads if head == Run.parse(name).name})
+        asked = _names(workspace, name)
+        on.append({tag for tag, head in heads if head in asked})
         if not on[-1]:
             raise _no_head(workspace, name, None)
     what = f"{' and '.join(names)} {'was' if len(names) == 1 else 'were all'} trained on"
@@ -103,10 +105,18 @@ def find_head(workspace: Workspace, trained_on: str, name: str) -> Path:
     Raises:
         UnknownNameError: there is none of that name.
     """
-    folder = workspace.head_dir(trained_on, name)
-    if not (folder / "metrics.json").is_file():
-        raise _no_head(workspace, name, trained_on)
-    return folder
+    for run in _names(workspace, name):
+        folder = workspace.head_dir(trained_on, run)
+        if (folder / "metrics.json").is_file():
+            return folder
+    raise _no_head(workspace, name, trained_on)
+
+
+def _names(workspace: Workspace, name: str) -> list[str]:
+    """Names of the run that is asked for: as it is typed, and as its training wrote it."""
+    run = Run.parse(name)
+    (named,) = TrainOptions().named([run], workspace.config.model)
+    return list(dict.fromkeys((run.name, named.name)))
 
 
 def head_activations(

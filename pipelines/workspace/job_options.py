@@ -6,7 +6,7 @@ workspace writes down the commands that make a result again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -324,15 +324,17 @@ class TrainOptions(Options):
 
         Args:
             runs: Runs as they were asked for.
-            model: Encoder of the workspace; heads on decoders, which have no [CLS], read the last
-                token where no pooling is said.
+            model: Encoder of the workspace, whose usual pooling is read where none is said. Of
+                [CLS] no name says it, but where that is not the usual one.
         """
-        pool = self.pool or (None if model.special_ends else "last")
-        given: dict[str, Any] = {} if pool is None else {"pool": pool}
-        if self.distil is not None:
-            given |= {name: getattr(self, name) for name in _TAUGHT}
-        named = [run.having(**_unsaid(given, run.settings)) for run in runs]
-        return [run.reading_cls() for run in named] if model.special_ends else named
+        taught = {} if self.distil is None else {name: getattr(self, name) for name in _TAUGHT}
+        named = []
+        for run in runs:
+            pool = run.settings.get("pool", self.pool or model.pooling)
+            pool = None if pool == model.pooling == "cls" else pool
+            # a teacher that a name says goes with its own temperature
+            named.append(run.having(pool=pool, **({} if "distil" in run.settings else taught)))
+        return named
 
     @property
     def unnamed(self) -> TrainOptions:
@@ -345,12 +347,6 @@ _TAUGHT: dict[str, Any] = {
     "temperature": TEMPERATURE,
     "labels_weight": LABELS_WEIGHT,
 }
-
-
-def _unsaid(given: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
-    """Options that a name does not say; a teacher that it names goes with its own temperature."""
-    left_out = {*said, *(_TAUGHT if "distil" in said else ())}
-    return {name: value for name, value in given.items() if name not in left_out}
 
 
 @dataclass(frozen=True, kw_only=True)

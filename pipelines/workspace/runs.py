@@ -103,15 +103,8 @@ class Run(NamedTuple):
         return _settings(_marks(self.head + self.variant)[1])
 
     def having(self, **settings: Any) -> Run:
-        """The run whose name also carries these fields of `TrainOptions`."""
+        """The run whose name also carries these fields of `TrainOptions`; no pool of None."""
         return self._replace(variant=_variant({**self.settings, **settings}))
-
-    def reading_cls(self) -> Run:
-        """The same where [CLS] is what heads read anyway: its name says no pooling then."""
-        settings = self.settings
-        if settings.get("pool") == "cls":
-            del settings["pool"]
-        return self._replace(variant=_variant(settings))
 
     @property
     def text(self) -> str:
@@ -286,7 +279,7 @@ def _settings(values: Mapping[str, str]) -> dict[str, Any]:
 def _variant(settings: Mapping[str, Any]) -> str:
     """The marks that write fields of `TrainOptions`, the same for the same values."""
     variant = ""
-    if "pool" in settings:
+    if settings.get("pool") is not None:
         variant += f"@p{file_part(settings['pool'])}"
     if "layers" in settings:
         variant += f"@l{'-'.join(map(str, settings['layers']))}"

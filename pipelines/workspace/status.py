@@ -183,8 +183,8 @@ def _next_for_heads(
     ]
     begun = {(str(tag), tokens) for tag, _, tokens in trained}
     begun |= {(run.trained_on, run.tokens) for runs in half for run in runs}
-    vector: TokenPooling = "cls" if workspace.config.model.special_ends else "last"
-    first = {"all": "adapter-386-shared", vector: "cls-learned-pooling"}
+    pooling = workspace.config.model.pooling
+    first: dict[TokenPooling, str] = {"all": "adapter-386-shared", pooling: "cls-learned-pooling"}
     commands = [
         f"bertvision train {head} --checkpoint {split.tag}"
         for split in splits.whole
