@@ -59,7 +59,7 @@ def test_long_tokens_are_left_out_and_counted(split: ActivationSplit, max_norm: 
         split.tokens([1, 2], batch_size=100).load_state_dict(state)
 
 
-@pytest.mark.parametrize("max_norm", ["x", "0", -1, float("nan"), True and "10"])
+@pytest.mark.parametrize("max_norm", ["x", "0", -1, float("nan"), True, "10"])
 def test_other_norms_are_refused(split: ActivationSplit, max_norm: Any) -> None:
     with pytest.raises(InputError, match="max_norm is .*'10x'"):
         split.tokens(1, max_norm=max_norm)
@@ -163,8 +163,9 @@ def test_transforms_that_cannot_be_are_refused(split: ActivationSplit, tmp_path:
         split.tokens(1, transform="whiten", examples=[int(np.argmin(split.plan.n_tokens))])
     transform = split.tokens(1, transform="whiten").transform
     assert transform is not None
-    with pytest.raises(InputError, match=r"of \(n, 1, 16\) or \(n, 16\)"):
-        transform(torch.zeros(3, 2, 16))
+    for call in (transform, transform.inverse):
+        with pytest.raises(InputError, match=r"of \(n, 1, 16\) or \(n, 16\)"):
+            call(torch.zeros(3, 2, 16))
     for vectors in (torch.ones(3, 16, dtype=torch.long), np.ones((3, 16))):
         with pytest.raises(InputError, match="give a tensor of floats"):
             transform(vectors)  # type: ignore[arg-type]
