@@ -208,7 +208,7 @@ def evaluate(
             as bert:1e.
         trained_on: Snapshot the heads were trained on; by default the only one.
         checkpoint: Snapshot whose activations to evaluate on; by default the same.
-        split: Split to score; by default dev.
+        split: Split to score, or NAME-SPLIT of an added data set; by default dev.
         data: Labelled file, folder or data set of the hub, in a form that the task reads.
         skip_bad: Leave malformed rows of ``data`` out and count them.
 
@@ -230,13 +230,19 @@ def evaluate(
             precision=precision,
             space=find_workspace(**where),
         )
-    split = split or "dev"
+    asked = StoredName.parse(split or "dev")
+    split = asked._replace(tokens="all").name
     source = None if trained_on is None else parse_tag(trained_on)
     target = None if checkpoint is None else parse_tag(checkpoint)
     space = find_workspace(**where)
     source = source or trained_where(space, names)
     target = target or source
-    for config in check_trained_heads(space, names, source).values():
+    for name, config in check_trained_heads(space, names, source).items():
+        if asked.tokens not in ("all", config.tokens):
+            raise InputError(
+                f"--split {asked.name}: {name} was trained on {config.tokens}: name {split}, of "
+                "which each head reads what it was trained on"
+            )
         check_head_activations(space, target, config.tokens, split)
     from bertvision.pipelines.training.evaluate import evaluate as run
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pydantic import Field
 
@@ -10,6 +11,7 @@ from bertvision.errors import InputError
 from bertvision.pipelines.prediction.predictor import Predictor, check_alike, together
 from bertvision.pipelines.records import Count, Record
 from bertvision.pipelines.results.intervals import score_intervals
+from bertvision.pipelines.tasks.data import TaskData
 from bertvision.pipelines.tasks.scores import Rules, Scores, headline
 from bertvision.pipelines.tasks.soundness import report_skipped
 from bertvision.pipelines.tasks.squad.spans import SpanTask
@@ -40,6 +42,23 @@ class DataScores(Record):
     """Answers by id, as in `Scores.predictions`."""
 
 
+def _as_scores(data: TaskData, source: str, head: str) -> TaskData:
+    """Labels as scores, where whole numbers were taken for the names of classes.
+
+    Raises:
+        InputError: A label is no number.
+    """
+    try:
+        scores = [float(name) for name in data.classes]
+    except ValueError:
+        raise InputError(
+            f"{source} has the classes {', '.join(data.classes)}, and {head} tells scores: give "
+            "data with numbers as labels"
+        ) from None
+    items = [x._replace(label=None if x.label is None else scores[x.label]) for x in data.items]
+    return replace(data, items=items, classes=())
+
+
 def evaluate_on(
     predictors: Sequence[Predictor], source: str, split: str | None, *, skip_bad: bool
 ) -> list[DataScores]:
@@ -67,6 +86,8 @@ def evaluate_on(
         asked = "which split is meant" if chosen is None else f"--split {chosen}"
         raise InputError(f"{asked}: {source} has {', '.join(there)}; say one with --split")
     data = first.task.read(source, chosen, config)
+    if data.classes and not config.classes:
+        data = _as_scores(data, source, first.record.name)
     if data.classes and data.classes != config.classes:
         raise InputError(
             f"{source} has the classes {', '.join(data.classes)}, and {first.record.name} tells "

@@ -131,7 +131,7 @@ def answer_rows(workspace: Workspace, result: Result) -> list[dict[str, Any]]:
         WorkspaceError: predictions are missing, damaged or of other data.
     """
     data = workspace.dataset()
-    items, metrics = data.items(result.split), headline(result.rules)
+    items, metrics = workspace.items(result.split), headline(result.rules)
     scores: dict[MetricName, list[float]] = {}
     if ratios := data.task.ratios:
         said = read_predictions(result, items)

@@ -96,7 +96,7 @@ def compare(
         _check_thresholds(a, system)
     data = workspace.dataset()
     metric = _metric(a, b, metric, data.task.name)
-    items = data.items(split)
+    items = workspace.items(split)
     if beside is not None:
         _check_items(beside, data.task.name, split, items, "--with ")
     clusters = [data.task.group(item) for item in items] if by == "context" else None
@@ -160,7 +160,7 @@ def compare_runs(
         WorkspaceError: predictions are missing, damaged or of other data.
     """
     data = runs[0].dataset()
-    items = data.items(split)
+    items = runs[0].items(split)
     for other in runs[1:]:
         _check_items(other, data.task.name, split, items)
     results = [read_results(run, split) for run in runs]
@@ -229,7 +229,7 @@ def _check_items(
 ) -> None:
     """Refuse a workspace whose systems were scored on other items."""
     data = other.dataset()
-    if data.task.name != task or list(data.items(split)) != list(items):
+    if data.task.name != task or list(other.items(split)) != list(items):
         raise InputError(
             f"{option}{other.root}: its {split} has other items: only systems that were scored on "
             "the same ones can be compared; name a workspace of the same task and data"

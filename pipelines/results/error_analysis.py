@@ -299,7 +299,7 @@ def errors(
             "bertvision.predictions shows in Python what each item scores, `bertvision compare` "
             "sets two systems side by side"
         )
-    items = data.items(split)
+    items = workspace.items(split)
     answers = read_answers(result, items)
     bert = next((r for r in results if _is_its_bert(r, result)), None)
     baseline = None if bert is None else read_answers(bert, items)

@@ -116,7 +116,7 @@ def add_intervals(
         return
     try:
         data = workspace.dataset()
-        items = data.items(split)
+        items = workspace.items(split)
     except (BertvisionError, OSError) as error:
         log.warning("scores stand without intervals, which the data are needed for: %s", error)
         return

@@ -35,9 +35,7 @@ from bertvision.pipelines.precision import Precision, autocast, device, head_pre
 from bertvision.pipelines.progress import progress
 from bertvision.pipelines.reading import StoredName
 from bertvision.pipelines.records import read_record, write_record
-from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.tasks.logits import Logits, WindowIndex
-from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.tasks.task import Task
 from bertvision.pipelines.training.datamodule import decoded
 from bertvision.pipelines.training.trained_head import (
@@ -47,55 +45,13 @@ from bertvision.pipelines.training.trained_head import (
     load_head,
     task_of_kind,
 )
+from bertvision.pipelines.workspace.dataset import class_order, other_task
 from bertvision.pipelines.workspace.heads import find_head, head_activations
-from bertvision.pipelines.workspace.records import HeadScores, read_dataset_record, read_run_config
+from bertvision.pipelines.workspace.records import HeadScores, read_run_config
 from bertvision.pipelines.workspace.runs import Run
 from bertvision.pipelines.workspace.workspace import Workspace
 
 _BATCH = 32  # windows
-
-
-def _other_task(workspace: Workspace, split: str) -> TaskConfig | None:
-    """Settings of the data set that a split is of, where it is of the workspace's kind of task."""
-    dataset = StoredName.parse(split).dataset
-    if dataset is None:
-        return None
-    task, own = read_dataset_record(workspace.root, dataset).task, workspace.config.task
-    return task if find_task(task.name).kind == find_task(own.name).kind else None
-
-
-def _class_order(workspace: Workspace, split: str) -> list[int] | None:
-    """The index that each class of a split's data set has in the workspace; None of its own data.
-
-    Classes are the same where their names are, or where these differ in case alone and no other
-    class is called so.
-
-    Raises:
-        InputError: the data set has classes that heads of the workspace do not tell, or scores in
-            the place of classes.
-    """
-    other, own = _other_task(workspace, split), workspace.config.task.classes
-    if other is None or other.classes == own or find_task(other.name).kind != "classification":
-        return None
-    folded = [name.casefold() for name in own]
-    order = [
-        own.index(name)
-        if name in own
-        else folded.index(name.casefold())
-        if folded.count(name.casefold()) == 1
-        else -1
-        for name in other.classes
-    ]
-    if not own or not other.classes or -1 in order or len(set(order)) < len(order):
-        here, there = (
-            f"the classes {', '.join(classes)}" if classes else "scores"
-            for classes in (own, other.classes)
-        )
-        raise InputError(
-            f"{split} has {there}, and heads of this workspace tell {here}: score them on data "
-            "with labels among these"
-        )
-    return order
 
 
 def predict(
@@ -216,7 +172,8 @@ def evaluate(
         names: trained heads, each perhaps with the part of the examples and the seed (`Run`).
         trained_on: snapshot whose activations they were trained on.
         tag: snapshot whose activations they are evaluated on; it may be another one.
-        split: Split that is scored.
+        split: Split that is scored: the workspace's own, or ``NAME-SPLIT`` of an added data set
+            of its kind of task.
         precision: arithmetic of the heads: auto, 32 or bf16.
 
     Returns:
@@ -227,6 +184,7 @@ def evaluate(
         UnknownNameError: there is no such head, snapshot or split.
         ProvenanceError: the activations are of another model or task than the head's.
         IncompleteSplitError: the extraction of the split has not ended.
+        InputError: the split's classes are not the workspace's.
     """
     pairs = [(SnapshotTag(trained_on), name) for name in names]
     return evaluate_across(workspace, pairs, tag=tag, split=split, precision=precision)
@@ -259,7 +217,8 @@ def evaluate_across(
         kind = kind_of_run(Run(head.config.head), workspace.config.task.name)
         reads = _Reads(kind, head.config.tokens)
         groups.setdefault((reads, head.config.layers), {})[folder] = head
-    any_task, order = _other_task(workspace, split) is not None, _class_order(workspace, split)
+    other = other_task(workspace, split)
+    any_task, order = other is not None, class_order(workspace.config.task, other, split)
     for (reads, _), group in groups.items():  # all of them, before the first pass
         scored = head_activations(workspace, tag, reads.tokens, split)
         for folder, head in group.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -174,15 +175,22 @@ def adding_data(
 
 
 def _unmake(root: Path, has_folder: bool) -> None:
-    """Remove a workspace that has nothing but its settings, and its folder if it was made too."""
+    """Remove a new workspace with nothing but settings and snapshots made of the given model."""
     with suppress(OSError):  # another process uses it, or a file is not ours
         folder = record_path(root, "a").parent
         if folder.is_dir():
             folder.rmdir()
-        if not any((root / room).exists() for room in ("snapshots", "activations", *RESULTS)):
-            (root / FILE).unlink()
-            if not has_folder:
-                root.rmdir()
+        if any((root / room).exists() for room in ("activations", *RESULTS)):
+            return
+        snapshots = root / "snapshots"
+        if snapshots.is_dir():
+            names = {path.name for path in snapshots.iterdir() if not path.name.startswith(".")}
+            if names - {"0e", "untrained"}:
+                return
+            shutil.rmtree(snapshots)
+        (root / FILE).unlink()
+        if not has_folder:
+            root.rmdir()
 
 
 def _is_stored(space: Workspace, dataset: str) -> bool:

@@ -15,6 +15,7 @@ from bertvision.errors import InputError, WorkspaceError
 from bertvision.featurestore.format.records import first_difference
 from bertvision.pipelines.files import sha256_of_files
 from bertvision.pipelines.poolings import TokenPooling, column_of
+from bertvision.pipelines.reading import StoredName
 from bertvision.pipelines.records import validated, write_record
 from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.tasks.registry import find_task, name_task
@@ -39,6 +40,7 @@ from bertvision.pipelines.workspace.selection import (
 if TYPE_CHECKING:
     from bertvision.pipelines.tasks.data import TaskData
     from bertvision.pipelines.tasks.windows import Windows
+    from bertvision.pipelines.workspace.workspace import Workspace
 
 
 @dataclass(frozen=True)
@@ -208,6 +210,92 @@ class Dataset:
             report_shared(self.task.texts, self.items("train"), self.items("dev"))
         write_record(path, DatasetRecord(task=self.config, data=dict(self.data)))
         return True
+
+
+def other_task(workspace: Workspace, split: str) -> TaskConfig | None:
+    """Settings of the added data set that a split is of, if it is of the workspace's kind of task.
+
+    Args:
+        workspace: Workspace of the split.
+        split: ``SPLIT`` of the workspace's own data, or ``NAME-SPLIT`` of an added data set.
+
+    Raises:
+        UnknownNameError: there is no such data set.
+    """
+    name = StoredName.parse(split).dataset
+    if name is None:
+        return None
+    other, own = read_dataset_record(workspace.root, name).task, workspace.config.task
+    return other if find_task(other.name).kind == find_task(own.name).kind else None
+
+
+def class_order(own: TaskConfig, other: TaskConfig | None, split: str) -> list[int] | None:
+    """The index that each class of another data set has in a workspace; None where they are one.
+
+    Classes are the same where their names are, or where these differ in case alone and no other
+    class is called so.
+
+    Args:
+        own: Settings of the workspace's own data.
+        other: Settings of the other data set; None of the workspace's own.
+        split: Name of the split, for messages.
+
+    Raises:
+        InputError: the data set has classes that the workspace does not have, or scores in the
+            place of classes.
+    """
+    if other is None or other.classes == own.classes:
+        return None
+    if find_task(other.name).kind != "classification":
+        return None
+    folded = [name.casefold() for name in own.classes]
+    order = [
+        own.classes.index(name)
+        if name in own.classes
+        else folded.index(name.casefold())
+        if folded.count(name.casefold()) == 1
+        else -1
+        for name in other.classes
+    ]
+    if not own.classes or not other.classes or -1 in order or len(set(order)) < len(order):
+        here, there = (
+            f"the classes {', '.join(classes)}" if classes else "scores"
+            for classes in (own.classes, other.classes)
+        )
+        raise InputError(
+            f"{split} has {there}, and heads of this workspace tell {here}: score them on data "
+            "with labels among these"
+        )
+    return order
+
+
+def items_to_score(workspace: Workspace, split: str) -> list[Any]:
+    """The items of a split, labelled by the indices of the workspace's classes.
+
+    Args:
+        workspace: Workspace of the split.
+        split: As in `other_task`.
+
+    Raises:
+        UnknownNameError: there is no such data set or split.
+        InputError: the data set is of another kind of task, or has other classes.
+        WorkspaceError: the source is gone or not what it was.
+    """
+    name = StoredName.parse(split)
+    data = workspace.dataset(name.dataset)
+    items = data.items(split if name.dataset is None else name.split)
+    if name.dataset is None:
+        return items
+    own = workspace.config.task
+    if (other := other_task(workspace, split)) is None:
+        raise InputError(
+            f"{split} is of the task {data.task.name}, and systems of this workspace do "
+            f"{own.name}: name a split of {own.name}"
+        )
+    order = class_order(own, other, split)
+    if order is None:
+        return items
+    return [x._replace(label=None if x.label is None else order[x.label]) for x in items]
 
 
 def own_dataset(root: Path, config: WorkspaceConfig) -> Dataset:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from bertvision.errors import InputError, StoreNotFoundError, UnknownNameError, WorkspaceError
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.views.html import html_table
+from bertvision.pipelines.reading import StoredName
 from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.workspace.config import WorkspaceConfig
 from bertvision.pipelines.workspace.runs import Run
@@ -288,17 +289,25 @@ class Workspace:
         return self._datasets[name]
 
     def items(self, split: str) -> list[Any]:
-        """The items of a split of the workspace's own data.
+        """The items of a split that systems of this workspace are scored on.
+
+        Args:
+            split: ``SPLIT`` of the workspace's own data, or ``NAME-SPLIT`` of an added data set of
+                the same kind of task, whose labels become indices of the workspace's classes.
 
         Raises:
-            UnknownNameError: there is no such split.
-            WorkspaceError: the source is gone or not what it was when the workspace was made.
+            UnknownNameError: there is no such data set or split.
+            InputError: the data set is of another kind of task, or has other classes.
+            WorkspaceError: the source is gone or not what it was when it was first read.
         """
-        return self.dataset().items(split)
+        from bertvision.pipelines.workspace.dataset import items_to_score
+
+        return items_to_score(self, split)
 
     def windows(self, split: str, tokenizer: Any) -> Windows:
-        """The windows of a split of the workspace's own data."""
-        return self.dataset().windows(split, tokenizer)
+        """The windows of a split, as `items` takes it."""
+        name = StoredName.parse(split)
+        return self.dataset(name.dataset).windows(name.split, tokenizer)
 
 
 def _holds_records(folder: Path) -> bool:
