@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from bertvision.errors import BertvisionWarning, InputError, UnknownNameError, WorkspaceError
+from bertvision.errors import BertvisionWarning, UnknownNameError, WorkspaceError
 from bertvision.featurestore.batch import ActivationBatch
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.format.records import Provenance
@@ -33,7 +33,6 @@ from bertvision.pipelines.files import (
 from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.precision import Precision, autocast, device, head_precision
 from bertvision.pipelines.progress import progress
-from bertvision.pipelines.reading import StoredName
 from bertvision.pipelines.records import read_record, write_record
 from bertvision.pipelines.tasks.logits import Logits, WindowIndex
 from bertvision.pipelines.tasks.task import Task
