@@ -22,7 +22,9 @@ from bertvision.featurestore.format.shard import ShardReader
 from bertvision.featurestore.reader import SplitReader
 from bertvision.featurestore.sampler import EpochOrder
 
-_EARLY_BYTES, _MOST_EARLY = 128 << 20, 8  # shards that are opened before they are needed
+_EARLY_BYTES = 128 << 20
+MOST_EARLY = 8
+"""Shards that are opened before they are needed, at most."""
 _SMALL_EXAMPLE = 4 << 10  # bytes of a layer
 _LOADED_BYTES = 256 << 20  # of the small examples of a split
 _LARGE_BYTES = 16 << 20  # of codes that keep a thread busy for milliseconds
@@ -384,5 +386,5 @@ def default_readers(split: SplitReader, nbytes: int) -> int:
 def early_shards(split: SplitReader, layers: int, readers: int) -> int:
     """Shards of so many layers that are opened before they are needed; none without readers."""
     # small shards (of few layers, say) are nearer to a distant store when more are on the way
-    fitting = min(_MOST_EARLY, _EARLY_BYTES // shard_bytes(split, layers))
+    fitting = min(MOST_EARLY, _EARLY_BYTES // shard_bytes(split, layers))
     return max(readers, fitting) if readers else 0

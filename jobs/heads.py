@@ -45,6 +45,7 @@ from bertvision.pipelines.results.columns import Column, columns, table_of
 from bertvision.pipelines.text import fill, number
 from bertvision.pipelines.workspace.checks import (
     check_new_heads,
+    check_snapshots,
     check_trained_heads,
     check_training_data,
     find_workspace,
@@ -52,7 +53,7 @@ from bertvision.pipelines.workspace.checks import (
 from bertvision.pipelines.workspace.data import check_source
 from bertvision.pipelines.workspace.heads import check_head_activations, only_tag
 from bertvision.pipelines.workspace.heads import trained_on as trained_where
-from bertvision.pipelines.workspace.job_options import TrainOptions
+from bertvision.pipelines.workspace.job_options import Source, TrainOptions
 from bertvision.pipelines.workspace.reproduce import option_words
 from bertvision.pipelines.workspace.runs import HEAD_TOKENS, Run, check_told, own_part, runs_of
 
@@ -74,6 +75,7 @@ def train(
     tensorboard: bool = False,
     logger: LoggerName | None = None,
     devices: Devices = 1,
+    source: str = "store",
     workspace: WorkspacePath = None,
     store: StorePath = None,
     **changes: Any,
@@ -101,6 +103,9 @@ def train(
         overwrite: Replace heads that were trained otherwise.
         tensorboard: The same as ``logger`` tensorboard.
         logger: Also log losses with csv, tensorboard, wandb or mlflow.
+        source: Source of the hidden states: store; auto, which computes what is not stored and
+            stores it while the first epoch runs; live, which computes them in every epoch and
+            stores nothing. Heads come out the same.
 
     Returns:
         What the training of each head came to, in the order of ``heads``.
@@ -118,8 +123,13 @@ def train(
     if logger is not None and not (rank.alone and devices == 1):
         option = "--tensorboard" if tensorboard else "--logger"
         raise InputError(f"{option} is for one process: leave it out, or --devices")
+    asked = Source.parse(source)
+    if asked.name != "store" and not (rank.alone and devices == 1):
+        raise InputError(f"--source {source} is for one process: leave it out, or --devices")
     space = find_workspace(workspace, store)
-    runs, tag = asked_training(space, heads, checkpoint, options, seed=seed, fraction=fraction)
+    runs, tag = asked_training(
+        space, heads, checkpoint, options, seed=seed, fraction=fraction, source=asked
+    )
     if devices > 1:
         from bertvision.pipelines.training.launch import share_out
         from bertvision.pipelines.workspace.records import read_run_metrics
@@ -133,7 +143,7 @@ def train(
     from bertvision.pipelines.training.train import train as run
 
     own = own_part(runs, rank)
-    results = run(space, own, tag, options, overwrite=overwrite, logger=logger)
+    results = run(space, own, tag, options, overwrite=overwrite, logger=logger, source=asked)
     return Rows(results, trained_table)
 
 
@@ -145,6 +155,7 @@ def asked_training(
     *,
     seed: int,
     fraction: float,
+    source: Source = Source(),  # noqa: B008  # it cannot change
 ) -> tuple[list[Run], str]:
     """The runs that are to be trained, and the snapshot, with all that needs nothing heavy checked.
 
@@ -155,6 +166,7 @@ def asked_training(
         options: Options of the training.
         seed: Seed of initial weights and order.
         fraction: part of the training examples.
+        source: Source of the hidden states.
 
     Raises:
         UnknownNameError: there is no such head, snapshot or split.
@@ -169,8 +181,14 @@ def asked_training(
         pools = {run.settings["pool"] for run in named if "pool" in run.settings}
         stored_splits = {StoredName("train", t).name for t in pools or HEAD_TOKENS.values()}
         stored = (name for name, splits in space.stored().items() if stored_splits & set(splits))
-        tag = only_tag(stored, "activations of train")
-    check_training_data(space, named, tag, options.layers)
+        if source.name == "store":
+            tag = only_tag(stored, "activations of train")
+        else:
+            tag = only_tag(space.snapshots() or ["0e"], "snapshots")
+    if source.name == "store":
+        check_training_data(space, named, tag, options.layers)
+    else:
+        check_snapshots(space, [tag])
     return runs, tag
 
 

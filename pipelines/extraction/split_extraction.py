@@ -12,7 +12,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -202,11 +202,9 @@ class SplitExtraction:
             if not begun:
                 self._say(sum(total.values()))
             self._check_space(sum(total[pooling] for pooling in fresh if fresh[pooling]))
-            for pooling, spec in self.specs.items():
+            for pooling in self.specs:
                 again = (shards or ()) if mend else None
-                made = partial(self._calibration, pooling)
-                opened = open_writer(self.storage, spec, self.contents[pooling], made, mend=again)
-                writers[pooling] = stack.enter_context(opened)
+                writers[pooling] = stack.enter_context(self.open_writer(pooling, again))
             pending = _pending(writers, shards)
             lacking = Counter(pooling for missing in pending.values() for pooling in missing)
             self._check_space(sum(total[k] * n // plan.n_shards for k, n in lacking.items()))
@@ -250,6 +248,20 @@ class SplitExtraction:
             )
             for pooling, spec in self.specs.items()
         ]
+
+    def open_writer(
+        self, pooling: TokenPooling, mend: Collection[int] | None = None
+    ) -> AbstractContextManager[SplitWriter]:
+        """Open a stored split to write to; a new one is calibrated and made.
+
+        Args:
+            pooling: Pooling of the split, or ``all``.
+            mend: Shards to write again, as in `featurestore.writer.open_writer`.
+        """
+        made = partial(self._calibration, pooling)
+        return open_writer(
+            self.storage, self.specs[pooling], self.contents[pooling], made, mend=mend
+        )
 
     def _check_space(self, needed: int) -> None:
         free = free_bytes(self.storage)

@@ -59,8 +59,8 @@ class ActivationDataModule(pl.LightningDataModule):
     Args:
         store: path of the activation store.
         checkpoint: the snapshot's tag.
-        train: split to train on, shuffled.
-        val: split to validate on in its stored order, or None.
+        train: Split to train on, shuffled; its name, or opened.
+        val: Split to validate on in its stored order, likewise, or None.
         batch_size: examples per batch and rank.
         layers: indices of hidden states, or all.
         seed: Seed of the shuffling.
@@ -89,8 +89,8 @@ class ActivationDataModule(pl.LightningDataModule):
         store: str | Path,
         checkpoint: str,
         *,
-        train: str = "train",
-        val: str | None = None,
+        train: str | ActivationSplit = "train",
+        val: str | ActivationSplit | None = None,
         batch_size: int = 16,
         layers: Sequence[int] | None = None,
         seed: int = 0,
@@ -100,8 +100,13 @@ class ActivationDataModule(pl.LightningDataModule):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
-        snapshot = ActivationStore.open(store)[SnapshotTag(checkpoint)]
-        self._train = _checked(snapshot[train], layers)
+
+        def opened(split: str | ActivationSplit) -> ActivationSplit:
+            if isinstance(split, str):
+                split = ActivationStore.open(store)[SnapshotTag(checkpoint)][split]
+            return _checked(split, layers)
+
+        self._train = opened(train)
         self._shown = {"train": self._train.name, "batch_size": batch_size, "layers": layers}
         self._dtype = dtype
         self._options: dict[str, Any] = {
@@ -113,7 +118,7 @@ class ActivationDataModule(pl.LightningDataModule):
         self._position: dict[str, Any] | None = None
         self.train_loader: ActivationLoader | None = None
         if val is not None:
-            held_out = _checked(snapshot[val], layers)
+            held_out = opened(val)
             self._shown["val"] = held_out.name
             # defined only then: Lightning warns of a validation loader nobody uses
             self.val_dataloader = lambda: self._loader(held_out, shuffle=False)  # type: ignore[method-assign]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +15,7 @@ from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.format.records import first_difference
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.models import Kind
+from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.precision import device, head_precision
 from bertvision.pipelines.records import digest_of
 from bertvision.pipelines.tasks.registry import find_task
@@ -53,15 +54,14 @@ class TrainingPass(NamedTuple):
         tag: SnapshotTag,
         options: TrainOptions,
         overwrite: bool,
+        splits: Callable[[Workspace, str, TokenPooling, str], ActivationSplit] = head_activations,
     ) -> TrainingPass:
-        """Plan the runs to be trained; nothing is written yet."""
+        """Plan the runs to be trained; nothing is written yet but what ``splits`` makes."""
         precision = head_precision(options.precision, kind)
         options = replace(options, precision=precision)
         tokens = options.pool or HEAD_TOKENS[kind]
-        split = head_activations(workspace, tag, tokens, "train")
-        held_out = None
-        if options.best_epoch:
-            held_out = head_activations(workspace, tag, tokens, "tune")
+        split = splits(workspace, tag, tokens, "train")
+        held_out = splits(workspace, tag, tokens, "tune") if options.best_epoch else None
         for run in runs:
             if run.fraction > 0 and run.examples(len(split)) == 0:
                 raise InputError(

@@ -29,6 +29,7 @@ from bertvision.models import Kind
 from bertvision.models.factory import count_parameters
 from bertvision.pipelines.files import digests_in, new_folder
 from bertvision.pipelines.options import LoggerName
+from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.precision import Precision, autocast, device, resolve_precision
 from bertvision.pipelines.progress import parts
 from bertvision.pipelines.ranks import Rank
@@ -46,8 +47,10 @@ from bertvision.pipelines.training.lightning import (
 from bertvision.pipelines.training.module import HeadsModule, head_loss
 from bertvision.pipelines.training.plan import TrainingPass
 from bertvision.pipelines.training.resume import ResumeFile
+from bertvision.pipelines.training.source import Splits
 from bertvision.pipelines.training.trained_head import head_lock, kind_of_run
-from bertvision.pipelines.workspace.job_options import TrainOptions
+from bertvision.pipelines.workspace.heads import head_activations
+from bertvision.pipelines.workspace.job_options import Source, TrainOptions
 from bertvision.pipelines.workspace.records import PassRecord, RunMetrics, read_run_metrics
 from bertvision.pipelines.workspace.runs import Run, ranks
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -149,8 +152,9 @@ def train(
     logger: LoggerName | None = None,
     readers: int | None = None,
     resume_every_seconds: float = 120.0,
+    source: Source | None = None,
 ) -> list[RunMetrics]:
-    """Train heads on the training split of a snapshot, with one pass over the store per epoch.
+    """Train heads on the training split of a snapshot, with one pass over it per epoch.
 
     Heads of one seed share a pass, whatever part of the examples each is given, but for those whose
     names carry layers, a learning rate or epochs of their own. An interrupted training is
@@ -166,6 +170,7 @@ def train(
         logger: Place where losses go too, under ``heads/<tag>/`` (see `run_logger`).
         readers: threads that read shards; by default chosen by the size of a batch.
         resume_every_seconds: Most seconds of work that a kill loses.
+        source: Source of the hidden states; by default the store.
 
     Returns:
         What each head's training came to, in the order of ``names``.
@@ -180,20 +185,21 @@ def train(
     runs = [name if isinstance(name, Run) else Run.parse(name) for name in names]
     runs = options.named(runs, workspace.config.model)
     tag = SnapshotTag(tag)
-    plans = plan_passes(workspace, runs, tag, options, overwrite=overwrite)
-    missing = []
-    for plan in plans:  # all are checked before the first begins
-        planned = plan()
-        missing.append(len(planned.todo))
-        for run in [run for run in planned.configs if run not in planned.todo]:
-            log.info("%s was trained on %s before: nothing to do", run.name, tag)
-    for plan, part in zip(plans, parts(missing, "training"), strict=True):
-        with part, ExitStack() as locks:
-            for run in plan().todo:
-                folder = workspace.head_dir(tag, run.name)
-                locks.enter_context(head_lock(folder, f"training {run.name} on {tag}"))
-            if (planned := plan()).todo:  # another process may have trained some just now
-                _run(planned, logger, readers, resume_every_seconds)
+    with Splits(source) as splits:
+        plans = plan_passes(workspace, runs, tag, options, overwrite=overwrite, splits=splits)
+        missing = []
+        for plan in plans:  # all are checked before the first begins
+            planned = plan()
+            missing.append(len(planned.todo))
+            for run in [run for run in planned.configs if run not in planned.todo]:
+                log.info("%s was trained on %s before: nothing to do", run.name, tag)
+        for plan, part in zip(plans, parts(missing, "training"), strict=True):
+            with part, ExitStack() as locks:
+                for run in plan().todo:
+                    folder = workspace.head_dir(tag, run.name)
+                    locks.enter_context(head_lock(folder, f"training {run.name} on {tag}"))
+                if (planned := plan()).todo:  # another process may have trained some just now
+                    _run(planned, logger, readers, resume_every_seconds)
     return [read_run_metrics(workspace.head_dir(tag, run.name)) for run in runs]
 
 
@@ -204,6 +210,7 @@ def plan_passes(
     options: TrainOptions,
     *,
     overwrite: bool = False,
+    splits: Callable[[Workspace, str, TokenPooling, str], ActivationSplit] = head_activations,
 ) -> list[Callable[[], TrainingPass]]:
     """Planners of the passes over the store, one for the runs that share it; each call looks anew.
 
@@ -213,6 +220,7 @@ def plan_passes(
         tag: the snapshot.
         options: Options of training.
         overwrite: replace heads that were trained otherwise.
+        splits: Opens what heads read, as `head_activations` does.
 
     Raises:
         InputError: there is no run, or one comes twice.
@@ -226,7 +234,7 @@ def plan_passes(
         key = kind_of_run(run, task), run.seed, replace(options, **run.settings)
         groups.setdefault(key, []).append(run)
     return [
-        partial(TrainingPass.plan, workspace, kind, group, tag, own, overwrite)
+        partial(TrainingPass.plan, workspace, kind, group, tag, own, overwrite, splits)
         for (kind, _, own), group in groups.items()
     ]
 
@@ -249,7 +257,7 @@ def _run(
     data = ActivationDataModule(
         workspace.activations,
         tag,
-        train=planned.split.split,
+        train=planned.split,
         batch_size=options.batch_size,
         layers=options.layers,
         seed=planned.todo[0].seed,

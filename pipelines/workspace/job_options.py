@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
 
 from bertvision.errors import InputError
 from bertvision.featurestore.format.keeping import Keep
@@ -271,6 +271,34 @@ class ExtractOptions(Options):
                     f"--{name} {rule} beside --pool {','.join(self.tokens)}: poolings are of "
                     "all tokens of a window; leave one of the two out"
                 )
+
+
+SourceName = Literal["store", "auto", "live"]
+
+
+class Source(NamedTuple):
+    """Source of the hidden states that heads train on."""
+
+    name: SourceName = "store"
+    encoding: str | None = None
+    """Encoding of what is not stored yet; None is that of an extraction where nothing is said."""
+
+    @classmethod
+    def parse(cls, text: str) -> Source:
+        """Read ``store``, ``auto[:ENCODING]`` or ``live[:ENCODING]``.
+
+        Raises:
+            InputError: It is another text.
+        """
+        name, _, encoding = text.partition(":")
+        if name not in get_args(SourceName) or (name == "store" and encoding):
+            raise InputError(
+                f"--source {text}: choose store, auto or live, the latter two perhaps with the "
+                "encoding of what is not stored yet, as in auto:bfloat16"
+            )
+        if encoding:
+            get_encoding(encoding)
+        return cls(name, encoding or None)  # type: ignore[arg-type]  # checked above
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,187 @@
+"""Source of the hidden states that heads train on: the store, or the encoder.
+
+A split is computed shard by shard, in the order in which a loader asks for them, by what extracts
+it too. So heads are the same to the last bit, whether their states were stored before, are stored
+while the first epoch runs (``auto``), or are computed anew in each epoch (``live``).
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from typing import Self
+
+from bertvision.errors import (
+    IncompleteSplitError,
+    InputError,
+    StoreNotFoundError,
+    UnknownNameError,
+)
+from bertvision.featurestore.format.shard import ShardReader, shard_key
+from bertvision.featurestore.readahead import MOST_EARLY
+from bertvision.featurestore.split import ActivationSplit
+from bertvision.featurestore.storage.opening import open_storage
+from bertvision.featurestore.stored_split import StoredSplit
+from bertvision.featurestore.stream import default_buffer
+from bertvision.featurestore.writer import SplitWriter, expected_bytes, free_bytes
+from bertvision.pipelines.extraction.extract import asked_jobs
+from bertvision.pipelines.extraction.job import LoadedSource
+from bertvision.pipelines.extraction.shardwork import ShardWork
+from bertvision.pipelines.extraction.split_extraction import SplitExtraction
+from bertvision.pipelines.extraction.stored_tokens import load_sources, plan_jobs
+from bertvision.pipelines.poolings import TokenPooling
+from bertvision.pipelines.reading import StoredName
+from bertvision.pipelines.text import size
+from bertvision.pipelines.workspace.heads import head_activations
+from bertvision.pipelines.workspace.job_options import ExtractOptions, Source
+from bertvision.pipelines.workspace.pretrained import ensure_snapshot
+from bertvision.pipelines.workspace.reproduce import stored_options
+from bertvision.pipelines.workspace.workspace import Workspace
+
+log = logging.getLogger(__name__)
+
+
+class ComputedSplit(ActivationSplit):
+    """A split whose missing shards are computed when they are first read.
+
+    Args:
+        writer: Writer of the split.
+        compute: Writes a shard, in one thread at a time.
+        most: Number of shards that are kept; of more the oldest is removed, and computed again when
+            it is asked for. None keeps all.
+    """
+
+    def __init__(
+        self, writer: SplitWriter, compute: Callable[[int], None], most: int | None
+    ) -> None:
+        super().__init__(writer.ledger.storage, writer.ledger.tag, writer.ledger.split)
+        self._compute, self._most = compute, most
+        self._there = deque(sorted(self.ledger.shards()))
+        self._computing = threading.Lock()
+
+    def require_complete(self, *, any_order: bool = False) -> Self:
+        """Return the split itself: what it lacks is computed."""
+        return self
+
+    def open_shard(self, shard: int, *, any_order: bool = False) -> ShardReader:
+        """Open a shard, which is computed first where it is missing."""
+        with self._computing:
+            if shard not in self._there:
+                self._compute(shard)
+                self._there.append(shard)
+            reader = super().open_shard(shard, any_order=any_order)
+            # an open file can be read on after its name is gone
+            while self._most is not None and len(self._there) > self._most:
+                self._remove(self._there.popleft())
+        return reader
+
+    def _remove(self, shard: int) -> None:
+        committed = self.ledger.find_shard(shard, self.record)
+        self.ledger.retract_shard(shard)
+        for name in committed.files if committed else ():
+            self.storage.remove(shard_key(self.record, name, shard))
+
+
+class Splits:
+    """Splits that heads read, each opened once, and computed where that is asked for.
+
+    Args:
+        source: Source of the hidden states.
+
+    Raises:
+        LockedError: Another process writes a split that is not stored whole.
+    """
+
+    def __init__(self, source: Source | None = None) -> None:
+        self._source = source or Source()
+        self._splits: dict[tuple[str, TokenPooling, str], ActivationSplit] = {}
+        self._loaded: dict[ExtractOptions, LoadedSource] = {}
+        self._encoding = threading.Lock()  # one encoder for all splits, in one thread at a time
+        self._stack, self._closed = ExitStack(), False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with self._encoding:  # a loader that was left open may be computing
+            self._closed = True
+        self._stack.close()
+
+    def __call__(
+        self, workspace: Workspace, tag: str, tokens: TokenPooling, split: str
+    ) -> ActivationSplit:
+        """The split that heads read, whole, or computed as it is read.
+
+        Args:
+            workspace: Workspace of the heads.
+            tag: Tag of the snapshot.
+            tokens: Tokens that the heads read (`Run.tokens`).
+            split: Split of the workspace: train or tune.
+
+        Raises:
+            StoreNotFoundError: As `head_activations`, where the source is the store; likewise
+                UnknownNameError and IncompleteSplitError.
+            ProvenanceError: The split was begun from something else.
+            InputError: The encoder has no token for the pooling.
+        """
+        key = str(tag), tokens, split
+        if key not in self._splits:
+            self._splits[key] = self._open(workspace, tag, tokens, split)
+        return self._splits[key]
+
+    def _open(
+        self, workspace: Workspace, tag: str, tokens: TokenPooling, split: str
+    ) -> ActivationSplit:
+        if self._source.name != "live":
+            try:
+                return head_activations(workspace, tag, tokens, split)
+            except (StoreNotFoundError, UnknownNameError, IncompleteSplitError):
+                if self._source.name == "store":
+                    raise
+        name = StoredName(split, tokens).name
+        options = ExtractOptions(splits=(split,), tokens=(tokens,))
+        if name in workspace.stored().get(tag, ()):
+            options = stored_options(StoredSplit(workspace.activations, tag, name))
+        if self._source.encoding is not None:
+            options = replace(options, encoding=self._source.encoding)
+        extraction = self._extraction(workspace, tag, options)
+        needed = expected_bytes(extraction.contents[tokens].plan, extraction.specs[tokens])
+        free = free_bytes(extraction.storage)
+        keeps, how = False, "again in each epoch"
+        if self._source.name == "auto":
+            keeps = free is None or needed <= free
+            how = f"stored, {size(needed)}" if keeps else f"{how}, as {size(needed)} find no room"
+        log.info("%s/%s is computed while heads train, and %s", tag, name, how)
+        if not keeps:
+            folder = tempfile.TemporaryDirectory(prefix="bertvision-live-")
+            extraction.storage = open_storage(self._stack.enter_context(folder))
+        writer = self._stack.enter_context(extraction.open_writer(tokens))
+        work = ShardWork({tokens: writer}, extraction.windows, extraction.source, options.nonfinite)
+        layers = len(writer.split.record.layers)
+        most = None if keeps else default_buffer(writer.split, layers) + MOST_EARLY
+        return ComputedSplit(writer, partial(self._compute, work, tokens), most)
+
+    def _extraction(
+        self, workspace: Workspace, tag: str, options: ExtractOptions
+    ) -> SplitExtraction:
+        data = workspace.dataset()
+        planned = asked_jobs(workspace, data, tag, ensure_snapshot(workspace, tag), options)
+        (job,) = plan_jobs(workspace, planned, lossy=True, mend=False)
+        encoder = replace(job.options, splits=None)
+        if job.pooled_from is not None or encoder not in self._loaded:
+            self._loaded[encoder] = load_sources(workspace, [job])[job]
+        items = data.items(job.split)
+        return SplitExtraction(workspace, data, items, job, self._loaded[encoder])
+
+    def _compute(self, work: ShardWork, tokens: TokenPooling, shard: int) -> None:
+        with self._encoding:
+            if self._closed:
+                raise InputError("the training that these states are computed for has ended")
+            for _ in work.write({shard: [tokens]}):
+                pass  # it is committed
