@@ -26,6 +26,7 @@ _MODULES = {
     "jobs.generation": ("generate", "generated_texts"),
     "jobs.store": ("audit", "shuffle_tokens"),
     "jobs.heads": ("train", "evaluate", "heads"),
+    "jobs.plan": ("plan",),
     "jobs.predict": ("predict",),
     "jobs.sweep": ("sweep",),
     "jobs.dry_run": ("dry_run",),
@@ -138,6 +139,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.jobs.hub import push as push
     from bertvision.jobs.latency import latency as latency
     from bertvision.jobs.latency import quantise as quantise
+    from bertvision.jobs.plan import plan as plan
     from bertvision.jobs.predict import predict as predict
     from bertvision.jobs.readouts import probe as probe
     from bertvision.jobs.readouts import rank as rank

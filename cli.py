@@ -36,7 +36,7 @@ def commands() -> dict[str, tuple[str, ...]]:
         "Start": ("quickstart", "doctor", "status"),
         "Fine-tune": ("finetune", "adopt", "repeat", "logits"),
         "Store": ("extract", "generate", "store"),
-        "Heads": ("heads", "train", "evaluate", "predict", "sweep", "ensemble"),
+        "Heads": ("heads", "plan", "train", "evaluate", "predict", "sweep", "ensemble"),
         "Analyse": tuple(analysis.names()),
         "Read out": ("probe", "rank", "similarity", "view"),
         "Compare": ("compare", "spread", "errors", "latency", "quantise", "score"),

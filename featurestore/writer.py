@@ -24,7 +24,7 @@ from bertvision.featurestore.format.ledger import Ledger
 from bertvision.featurestore.format.logits import TopLogits
 from bertvision.featurestore.format.names import SnapshotTag, check_name
 from bertvision.featurestore.format.plan import ShardPlan
-from bertvision.featurestore.format.records import ShardRecord
+from bertvision.featurestore.format.records import ShardRecord, SplitRecord
 from bertvision.featurestore.format.shard import shard_key
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.storage.durable import full_disk_named
@@ -34,7 +34,7 @@ from bertvision.featurestore.writing.buffer import ShardContent
 from bertvision.featurestore.writing.origin import check_split
 
 
-def expected_bytes(plan: ShardPlan, spec: SplitSpec) -> int:
+def expected_bytes(plan: ShardPlan, spec: SplitSpec | SplitRecord) -> int:
     """Bytes the shards of a split will take, checksums included and before any compression."""
     encoding = get_encoding(spec.encoding)
     layers, beside = len(spec.layers), 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -51,7 +52,7 @@ from bertvision.pipelines.workspace.checks import (
     find_workspace,
 )
 from bertvision.pipelines.workspace.data import check_source
-from bertvision.pipelines.workspace.heads import check_head_activations, only_tag
+from bertvision.pipelines.workspace.heads import check_head_activations, head_activations, only_tag
 from bertvision.pipelines.workspace.heads import trained_on as trained_where
 from bertvision.pipelines.workspace.job_options import Source, TrainOptions
 from bertvision.pipelines.workspace.reproduce import option_words
@@ -59,6 +60,7 @@ from bertvision.pipelines.workspace.runs import HEAD_TOKENS, Run, check_told, ow
 
 if TYPE_CHECKING:
     from bertvision.pipelines.prediction.evaluation import DataScores
+    from bertvision.pipelines.training.plan import SplitOpener
     from bertvision.pipelines.workspace.records import HeadScores, RunMetrics
     from bertvision.pipelines.workspace.workspace import Workspace
 
@@ -103,9 +105,9 @@ def train(
         overwrite: Replace heads that were trained otherwise.
         tensorboard: The same as ``logger`` tensorboard.
         logger: Also log losses with csv, tensorboard, wandb or mlflow.
-        source: Source of the hidden states: store; auto, which computes what is not stored and
-            stores it while the first epoch runs; live, which computes them in every epoch and
-            stores nothing. Heads come out the same.
+        source: Source of the hidden states: store; auto, which computes what is not stored, and
+            stores it while the first epoch runs; or live, which computes all in each epoch and
+            stores nothing. Heads come out the same. `bertvision plan` says what each costs.
 
     Returns:
         What the training of each head came to, in the order of ``heads``.
@@ -143,8 +145,18 @@ def train(
     from bertvision.pipelines.training.train import train as run
 
     own = own_part(runs, rank)
-    results = run(space, own, tag, options, overwrite=overwrite, logger=logger, source=asked)
+    with _opened(asked) as splits:
+        results = run(space, own, tag, options, overwrite=overwrite, logger=logger, splits=splits)
     return Rows(results, trained_table)
+
+
+def _opened(source: Source) -> AbstractContextManager[SplitOpener]:
+    """Opens what heads read; stored states are read without what runs an encoder."""
+    if source.name == "store":
+        return nullcontext(head_activations)
+    from bertvision.pipelines.live.splits import Splits
+
+    return Splits(source)
 
 
 def asked_training(

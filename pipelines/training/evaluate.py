@@ -216,8 +216,8 @@ def evaluate_across(
         kind = kind_of_run(Run(head.config.head), workspace.config.task.name)
         reads = _Reads(kind, head.config.tokens)
         groups.setdefault((reads, head.config.layers), {})[folder] = head
-    other = other_task(workspace, split)
-    any_task, order = other is not None, class_order(workspace.config.task, other, split)
+    other = other_task(workspace.root, own := workspace.config.task, split)
+    any_task, order = other is not None, class_order(own, other, split)
     for (reads, _), group in groups.items():  # all of them, before the first pass
         scored = head_activations(workspace, tag, reads.tokens, split)
         for folder, head in group.items():

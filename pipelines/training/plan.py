@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
@@ -20,15 +20,18 @@ from bertvision.pipelines.precision import device, head_precision
 from bertvision.pipelines.records import digest_of
 from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.tasks.task import Task
-from bertvision.pipelines.training.datamodule import HiddenStates, decoded
-from bertvision.pipelines.training.module import build_heads
+from bertvision.pipelines.training.datamodule import ActivationDataModule, HiddenStates, decoded
+from bertvision.pipelines.training.module import HeadsModule, build_heads
 from bertvision.pipelines.training.teacher import Teacher, TeacherFile
 from bertvision.pipelines.training.trained_head import changed_file, is_whole, task_of_kind
 from bertvision.pipelines.workspace.heads import head_activations
 from bertvision.pipelines.workspace.job_options import TrainOptions
 from bertvision.pipelines.workspace.records import RunConfig, RunTraining, read_run_config
-from bertvision.pipelines.workspace.runs import HEAD_TOKENS, Run
+from bertvision.pipelines.workspace.runs import HEAD_TOKENS, Run, ranks
 from bertvision.pipelines.workspace.workspace import Workspace
+
+SplitOpener: TypeAlias = Callable[[Workspace, str, TokenPooling, str], ActivationSplit]
+"""Opens what heads read, of the arguments of `head_activations`."""
 
 
 class TrainingPass(NamedTuple):
@@ -54,7 +57,7 @@ class TrainingPass(NamedTuple):
         tag: SnapshotTag,
         options: TrainOptions,
         overwrite: bool,
-        splits: Callable[[Workspace, str, TokenPooling, str], ActivationSplit] = head_activations,
+        splits: SplitOpener = head_activations,
     ) -> TrainingPass:
         """Plan the runs to be trained; nothing is written yet but what ``splits`` makes."""
         precision = head_precision(options.precision, kind)
@@ -137,6 +140,42 @@ class TrainingPass(NamedTuple):
             self.split.plan.example_id,
             temperature=self.options.temperature,
             labels_weight=self.options.labels_weight,
+        )
+
+    def data(self, **options: Any) -> ActivationDataModule:
+        """The stream that the heads are trained from.
+
+        Args:
+            **options: Order and threads, as `ActivationDataModule` takes them.
+        """
+        return ActivationDataModule(
+            self.workspace.activations,
+            self.tag,
+            train=self.split,
+            batch_size=self.options.batch_size,
+            layers=self.options.layers,
+            dtype=self.dtype,
+            **options,
+        )
+
+    def module(self, heads: dict[Run, nn.Module]) -> HeadsModule:
+        """Heads of the pass as one module to train.
+
+        Args:
+            heads: Those of `build`.
+
+        Raises:
+            WorkspaceError: As of `teacher`.
+        """
+        return HeadsModule(
+            heads,
+            self.task,
+            ranks=torch.from_numpy(ranks(self.split.plan.example_id, self.todo[0].seed)),
+            batch_size=self.options.batch_size,
+            lr=self.options.lr,
+            digest=self.folder.name,
+            read=self.read,
+            teacher=self.teacher(),
         )
 
     def read(self, positions: Sequence[int]) -> list[HiddenStates]:

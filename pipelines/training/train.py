@@ -29,13 +29,12 @@ from bertvision.models import Kind
 from bertvision.models.factory import count_parameters
 from bertvision.pipelines.files import digests_in, new_folder
 from bertvision.pipelines.options import LoggerName
-from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.precision import Precision, autocast, device, resolve_precision
 from bertvision.pipelines.progress import parts
 from bertvision.pipelines.ranks import Rank
 from bertvision.pipelines.records import write_record
 from bertvision.pipelines.tasks.task import Task
-from bertvision.pipelines.training.datamodule import ActivationDataModule, decoded
+from bertvision.pipelines.training.datamodule import decoded
 from bertvision.pipelines.training.group import Group
 from bertvision.pipelines.training.lightning import (
     Clock,
@@ -45,14 +44,13 @@ from bertvision.pipelines.training.lightning import (
     trainer,
 )
 from bertvision.pipelines.training.module import HeadsModule, head_loss
-from bertvision.pipelines.training.plan import TrainingPass
+from bertvision.pipelines.training.plan import SplitOpener, TrainingPass
 from bertvision.pipelines.training.resume import ResumeFile
-from bertvision.pipelines.training.source import Splits
 from bertvision.pipelines.training.trained_head import head_lock, kind_of_run
 from bertvision.pipelines.workspace.heads import head_activations
-from bertvision.pipelines.workspace.job_options import Source, TrainOptions
+from bertvision.pipelines.workspace.job_options import TrainOptions
 from bertvision.pipelines.workspace.records import PassRecord, RunMetrics, read_run_metrics
-from bertvision.pipelines.workspace.runs import Run, ranks
+from bertvision.pipelines.workspace.runs import Run
 from bertvision.pipelines.workspace.workspace import Workspace
 
 _BATCH = 64
@@ -152,7 +150,7 @@ def train(
     logger: LoggerName | None = None,
     readers: int | None = None,
     resume_every_seconds: float = 120.0,
-    source: Source | None = None,
+    splits: SplitOpener = head_activations,
 ) -> list[RunMetrics]:
     """Train heads on the training split of a snapshot, with one pass over it per epoch.
 
@@ -170,7 +168,7 @@ def train(
         logger: Place where losses go too, under ``heads/<tag>/`` (see `run_logger`).
         readers: threads that read shards; by default chosen by the size of a batch.
         resume_every_seconds: Most seconds of work that a kill loses.
-        source: Source of the hidden states; by default the store.
+        splits: Opens what heads read; by default what is stored, whole.
 
     Returns:
         What each head's training came to, in the order of ``names``.
@@ -185,21 +183,20 @@ def train(
     runs = [name if isinstance(name, Run) else Run.parse(name) for name in names]
     runs = options.named(runs, workspace.config.model)
     tag = SnapshotTag(tag)
-    with Splits(source) as splits:
-        plans = plan_passes(workspace, runs, tag, options, overwrite=overwrite, splits=splits)
-        missing = []
-        for plan in plans:  # all are checked before the first begins
-            planned = plan()
-            missing.append(len(planned.todo))
-            for run in [run for run in planned.configs if run not in planned.todo]:
-                log.info("%s was trained on %s before: nothing to do", run.name, tag)
-        for plan, part in zip(plans, parts(missing, "training"), strict=True):
-            with part, ExitStack() as locks:
-                for run in plan().todo:
-                    folder = workspace.head_dir(tag, run.name)
-                    locks.enter_context(head_lock(folder, f"training {run.name} on {tag}"))
-                if (planned := plan()).todo:  # another process may have trained some just now
-                    _run(planned, logger, readers, resume_every_seconds)
+    plans = plan_passes(workspace, runs, tag, options, overwrite=overwrite, splits=splits)
+    missing = []
+    for plan in plans:  # all are checked before the first begins
+        planned = plan()
+        missing.append(len(planned.todo))
+        for run in [run for run in planned.configs if run not in planned.todo]:
+            log.info("%s was trained on %s before: nothing to do", run.name, tag)
+    for plan, part in zip(plans, parts(missing, "training"), strict=True):
+        with part, ExitStack() as locks:
+            for run in plan().todo:
+                folder = workspace.head_dir(tag, run.name)
+                locks.enter_context(head_lock(folder, f"training {run.name} on {tag}"))
+            if (planned := plan()).todo:  # another process may have trained some just now
+                _run(planned, logger, readers, resume_every_seconds)
     return [read_run_metrics(workspace.head_dir(tag, run.name)) for run in runs]
 
 
@@ -210,7 +207,7 @@ def plan_passes(
     options: TrainOptions,
     *,
     overwrite: bool = False,
-    splits: Callable[[Workspace, str, TokenPooling, str], ActivationSplit] = head_activations,
+    splits: SplitOpener = head_activations,
 ) -> list[Callable[[], TrainingPass]]:
     """Planners of the passes over the store, one for the runs that share it; each call looks anew.
 
@@ -245,35 +242,17 @@ def _run(
     readers: int | None,
     resume_every_seconds: float,
 ) -> None:
-    workspace, tag, options = planned.workspace, planned.tag, planned.options
+    tag, options = planned.tag, planned.options
     heads = planned.build("cpu")
     names = [run.name for run in heads]
     total = len(planned.split)
     epochs = options.epochs if any(run.examples(total) for run in heads) else 0
-    teacher, folder = planned.teacher(), planned.folder
+    folder = planned.folder
     folder.mkdir(parents=True, exist_ok=True)
     configs = tuple(planned.configs[run] for run in planned.todo)
     write_record(folder / "pass.json", PassRecord(runs=configs))
-    data = ActivationDataModule(
-        workspace.activations,
-        tag,
-        train=planned.split,
-        batch_size=options.batch_size,
-        layers=options.layers,
-        seed=planned.todo[0].seed,
-        readers=readers,
-        dtype=planned.dtype,
-    )
-    module = HeadsModule(
-        heads,
-        planned.task,
-        ranks=torch.from_numpy(ranks(planned.split.plan.example_id, planned.todo[0].seed)),
-        batch_size=options.batch_size,
-        lr=options.lr,
-        digest=folder.name,
-        read=planned.read,
-        teacher=teacher,
-    )
+    data = planned.data(readers=readers, seed=planned.todo[0].seed)
+    module = planned.module(heads)
     resume = ResumeFile(folder / "resume.ckpt", every_seconds=resume_every_seconds)
     steps = epochs * len(data.train_dataloader())
     if 0 < steps < _FEW_STEPS:

@@ -40,7 +40,6 @@ from bertvision.pipelines.workspace.selection import (
 if TYPE_CHECKING:
     from bertvision.pipelines.tasks.data import TaskData
     from bertvision.pipelines.tasks.windows import Windows
-    from bertvision.pipelines.workspace.workspace import Workspace
 
 
 @dataclass(frozen=True)
@@ -212,11 +211,12 @@ class Dataset:
         return True
 
 
-def other_task(workspace: Workspace, split: str) -> TaskConfig | None:
+def other_task(root: Path, own: TaskConfig, split: str) -> TaskConfig | None:
     """Settings of the added data set that a split is of, if it is of the workspace's kind of task.
 
     Args:
-        workspace: Workspace of the split.
+        root: Folder of the workspace.
+        own: Settings of the workspace's own data.
         split: ``SPLIT`` of the workspace's own data, or ``NAME-SPLIT`` of an added data set.
 
     Raises:
@@ -225,7 +225,7 @@ def other_task(workspace: Workspace, split: str) -> TaskConfig | None:
     name = StoredName.parse(split).dataset
     if name is None:
         return None
-    other, own = read_dataset_record(workspace.root, name).task, workspace.config.task
+    other = read_dataset_record(root, name).task
     return other if find_task(other.name).kind == find_task(own.name).kind else None
 
 
@@ -269,30 +269,28 @@ def class_order(own: TaskConfig, other: TaskConfig | None, split: str) -> list[i
     return order
 
 
-def items_to_score(workspace: Workspace, split: str) -> list[Any]:
-    """The items of a split, labelled by the indices of the workspace's classes.
+def items_to_score(data: Dataset, own: Dataset, split: str) -> list[Any]:
+    """The items of a split of a data set, labelled by the indices of the workspace's classes.
 
     Args:
-        workspace: Workspace of the split.
+        data: Data set of the split.
+        own: The workspace's own data.
         split: As in `other_task`.
 
     Raises:
-        UnknownNameError: there is no such data set or split.
-        InputError: the data set is of another kind of task, or has other classes.
-        WorkspaceError: the source is gone or not what it was.
+        UnknownNameError: There is no such split.
+        InputError: The data set is of another kind of task, or has other classes.
+        WorkspaceError: The source is gone or not what it was.
     """
-    name = StoredName.parse(split)
-    data = workspace.dataset(name.dataset)
-    items = data.items(split if name.dataset is None else name.split)
-    if name.dataset is None:
+    items = data.items(StoredName.parse(split).split)
+    if data.name is None:
         return items
-    own = workspace.config.task
-    if (other := other_task(workspace, split)) is None:
+    if (other := other_task(own.root, own.config, split)) is None:
         raise InputError(
             f"{split} is of the task {data.task.name}, and systems of this workspace do "
-            f"{own.name}: name a split of {own.name}"
+            f"{own.task.name}: name a split of {own.task.name}"
         )
-    order = class_order(own, other, split)
+    order = class_order(own.config, other, split)
     if order is None:
         return items
     return [x._replace(label=None if x.label is None else order[x.label]) for x in items]

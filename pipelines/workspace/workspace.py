@@ -302,7 +302,8 @@ class Workspace:
         """
         from bertvision.pipelines.workspace.dataset import items_to_score
 
-        return items_to_score(self, split)
+        data = self.dataset(StoredName.parse(split).dataset)
+        return items_to_score(data, self.dataset(), split)
 
     def windows(self, split: str, tokenizer: Any) -> Windows:
         """The windows of a split, as `items` takes it."""

@@ -12,7 +12,7 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Self
@@ -89,17 +89,14 @@ class ComputedSplit(ActivationSplit):
 
 
 class Splits:
-    """Splits that heads read, each opened once, and computed where that is asked for.
+    """Splits that heads read, each opened once, and computed as it is read.
 
     Args:
-        source: Source of the hidden states.
-
-    Raises:
-        LockedError: Another process writes a split that is not stored whole.
+        source: ``auto``, which takes what is stored and stores the rest; or ``live``.
     """
 
-    def __init__(self, source: Source | None = None) -> None:
-        self._source = source or Source()
+    def __init__(self, source: Source) -> None:
+        self._source = source
         self._splits: dict[tuple[str, TokenPooling, str], ActivationSplit] = {}
         self._loaded: dict[ExtractOptions, LoadedSource] = {}
         self._encoding = threading.Lock()  # one encoder for all splits, in one thread at a time
@@ -116,7 +113,7 @@ class Splits:
     def __call__(
         self, workspace: Workspace, tag: str, tokens: TokenPooling, split: str
     ) -> ActivationSplit:
-        """The split that heads read, whole, or computed as it is read.
+        """The split that heads read.
 
         Args:
             workspace: Workspace of the heads.
@@ -125,10 +122,10 @@ class Splits:
             split: Split of the workspace: train or tune.
 
         Raises:
-            StoreNotFoundError: As `head_activations`, where the source is the store; likewise
-                UnknownNameError and IncompleteSplitError.
+            UnknownNameError: There is no such snapshot.
             ProvenanceError: The split was begun from something else.
             InputError: The encoder has no token for the pooling.
+            LockedError: Another process writes the split.
         """
         key = str(tag), tokens, split
         if key not in self._splits:
@@ -139,11 +136,8 @@ class Splits:
         self, workspace: Workspace, tag: str, tokens: TokenPooling, split: str
     ) -> ActivationSplit:
         if self._source.name != "live":
-            try:
+            with suppress(StoreNotFoundError, UnknownNameError, IncompleteSplitError):
                 return head_activations(workspace, tag, tokens, split)
-            except (StoreNotFoundError, UnknownNameError, IncompleteSplitError):
-                if self._source.name == "store":
-                    raise
         name = StoredName(split, tokens).name
         options = ExtractOptions(splits=(split,), tokens=(tokens,))
         if name in workspace.stored().get(tag, ()):
@@ -153,17 +147,19 @@ class Splits:
         extraction = self._extraction(workspace, tag, options)
         needed = expected_bytes(extraction.contents[tokens].plan, extraction.specs[tokens])
         free = free_bytes(extraction.storage)
-        keeps, how = False, "again in each epoch"
-        if self._source.name == "auto":
-            keeps = free is None or needed <= free
-            how = f"stored, {size(needed)}" if keeps else f"{how}, as {size(needed)} find no room"
-        log.info("%s/%s is computed while heads train, and %s", tag, name, how)
+        keeps = self._source.name == "auto" and (free is None or needed <= free)
+        how = f"while the first epoch runs, and stored: {size(needed)}"
+        if not keeps:
+            how = "in each epoch"
+            if self._source.name == "auto":
+                how += f", since {size(needed)} are needed to store it, and {size(free or 0)} free"
+        log.info("%s/%s is computed %s", tag, name, how)
         if not keeps:
             folder = tempfile.TemporaryDirectory(prefix="bertvision-live-")
             extraction.storage = open_storage(self._stack.enter_context(folder))
         writer = self._stack.enter_context(extraction.open_writer(tokens))
         work = ShardWork({tokens: writer}, extraction.windows, extraction.source, options.nonfinite)
-        layers = len(writer.split.record.layers)
+        layers = len(extraction.specs[tokens].layers)
         most = None if keeps else default_buffer(writer.split, layers) + MOST_EARLY
         return ComputedSplit(writer, partial(self._compute, work, tokens), most)
 

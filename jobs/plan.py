@@ -1,0 +1,144 @@
+"""What training heads will cost, with a store and without one."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from bertvision.errors import counted
+from bertvision.jobs.dry_run import duration
+from bertvision.jobs.heads import asked_training
+from bertvision.jobs.show import RowsField, ShownRecord, Values
+from bertvision.pipelines.declare import DEFAULTS, NewEncoding, StorePath, WorkspacePath, job
+from bertvision.pipelines.options import Option
+from bertvision.pipelines.reading import Names, Tag
+from bertvision.pipelines.results.columns import Column, table_of
+from bertvision.pipelines.text import fill, size
+from bertvision.pipelines.workspace.checks import find_workspace
+from bertvision.pipelines.workspace.job_options import Source, TrainOptions
+
+
+class TrainingCosts(ShownRecord):
+    """Costs of training heads, by the source of the hidden states."""
+
+    rows: RowsField
+    """A row for each ``source``: ``bytes`` on the disk, ``encoder_seconds``, ``training_seconds``
+    and ``seconds`` of both."""
+    source: str
+    """The source to take."""
+    windows: int
+    encoder_epochs: int
+    """How often the encoder goes over the data where nothing is stored."""
+    bytes_free: int | None
+    """Free where the store lies; None where that is not known."""
+    device: str
+
+    def table(self, values: Values) -> str:
+        """The table that the command prints, and which source to take."""
+        shown = [
+            Column("source", "--source", "text"),
+            Column("bytes", "disk", "size"),
+            *(
+                Column(name, title, "text")
+                for name, title in (
+                    ("encoder", "encoder"),
+                    ("training", "heads"),
+                    ("all", "in all"),
+                )
+            ),
+        ]
+        names = {"encoder": "encoder_seconds", "training": "training_seconds", "all": "seconds"}
+        rows = [
+            {**row, **{name: duration(row[field]) for name, field in names.items()}}
+            for row in values["rows"]
+        ]
+        return f"{table_of(shown, rows)}\n\n{fill(_advice(values))}"
+
+
+def _advice(values: Values) -> str:
+    by_source = {row["source"]: row for row in values["rows"]}
+    stored, live = by_source["auto"], by_source["live"]
+    windows = counted(values["windows"], "window")
+    measured = f"Measured on a few shards of {windows}, on {values['device']}."
+    free = values["bytes_free"]
+    if free is not None and stored["bytes"] > free:
+        why = f"the store would take {size(stored['bytes'])}, and {size(free)} are free"
+    elif values["source"] == "live":
+        why = "the encoder runs once in any case, and nothing is stored"
+    else:
+        ratio = live["seconds"] / stored["seconds"]
+        why = (
+            f"without a store the encoder runs {values['encoder_epochs']} times, and training "
+            f"takes {ratio:.1f} times as long"
+        )
+    return f"Take --source {values['source']}: {why}. {measured}"
+
+
+@job
+def plan(
+    heads: Names,
+    *,
+    checkpoint: Tag | None = None,
+    options: TrainOptions = DEFAULTS,
+    seeds: Annotated[int, Option(ge=1)] = 1,
+    encoding: NewEncoding = None,
+    workspace: WorkspacePath = None,
+    store: StorePath = None,
+    **changes: Any,
+) -> TrainingCosts:
+    """Say what training heads costs with a store and without one, as measured here.
+
+    The encoder computes a few shards and the heads train on them for about half a minute; nothing
+    is kept. The costs are those of a training split of which nothing is stored yet.
+
+    Examples:
+        >>> import bertvision
+        >>> costs = bertvision.plan("learned-pooling", checkpoint="1e", epochs=20, seeds=3)
+        >>> [row.source for row in costs.rows]
+        ['store', 'auto', 'live']
+
+    Args:
+        heads: Names from `bertvision heads`.
+        checkpoint: Snapshot to train on; by default the only one.
+        seeds: Number of trainings of each head, with seeds from 0.
+
+    Returns:
+        Bytes and seconds by source of the hidden states, and which one to take.
+
+    Raises:
+        UnknownNameError: There is no such head or snapshot.
+        InputError: A name or an option is wrong.
+    """
+    space = find_workspace(workspace, store)
+    asked = Source("live", encoding)
+    runs, tag = asked_training(
+        space, heads, checkpoint, options, seed=0, fraction=1.0, source=asked
+    )
+    from bertvision.pipelines.live.pilot import measure
+    from bertvision.pipelines.precision import device
+
+    costs = measure(space, runs, tag, options, encoding=encoding)
+    encoder, training = costs.encoder_seconds, costs.training_seconds * seeds
+    epochs = costs.encoder_epochs * seeds
+    rows = [
+        {
+            "source": source,
+            "bytes": 0 if source == "live" else costs.bytes,
+            "encoder_seconds": of_encoder,
+            "training_seconds": training,
+            "seconds": of_encoder + training,
+        }
+        for source, of_encoder in (
+            ("store", encoder),
+            ("auto", encoder),
+            ("live", encoder * epochs),
+        )
+    ]
+    fits = costs.free is None or costs.bytes <= costs.free
+    return TrainingCosts(
+        rows=rows,
+        source="auto" if fits and epochs > 1 else "live",
+        windows=costs.windows,
+        encoder_epochs=epochs,
+        bytes_free=costs.free,
+        device=str(device()),
+    )

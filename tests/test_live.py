@@ -1,0 +1,178 @@
+"""Training beside the encoder: heads are those of the store, and what is stored is whole."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from processes import run_code
+from workspaces import STOP_AT
+
+import bertvision
+from bertvision.errors import BertvisionError
+from bertvision.featurestore.damage import find_damage
+from bertvision.featurestore.stream import ActivationLoader
+from bertvision.pipelines.extraction.extract import extract
+from bertvision.pipelines.live import splits as live
+from bertvision.pipelines.live.pilot import measure
+from bertvision.pipelines.live.splits import Splits
+from bertvision.pipelines.workspace.job_options import Source, TrainOptions
+from bertvision.pipelines.workspace.runs import Run
+from bertvision.pipelines.workspace.workspace import Workspace
+
+HEADS = ["learned-pooling", "adapter-64-shared"]
+TRAINING: dict[str, Any] = {"epochs": 2, "batch_size": 4, "precision": "32", "best_epoch": True}
+
+
+def copied(workspace: Workspace, root: Path, encoding: str) -> Workspace:
+    """A workspace with nothing stored but the first shard of train: many shards are missing."""
+    shutil.copytree(
+        workspace.root, root, ignore=shutil.ignore_patterns("heads", "activations", "extraction")
+    )
+    space = Workspace.find(root)
+    common: dict[str, Any] = {"encoding": encoding, "precision": "32", "shard_tokens": 512}
+    extract(space, "1e", splits=("train",), shards=[0], **common)
+    extract(space, "1e", splits=("tune",), shards=[], **common)
+    return space
+
+
+def trained(space: Workspace, source: str) -> dict[str, bytes]:
+    """The files of the weights of the heads."""
+    bertvision.train(HEADS, checkpoint="1e", source=source, workspace=space.root, **TRAINING)
+    return {name: (space.head_dir("1e", name) / "model.safetensors").read_bytes() for name in HEADS}
+
+
+def stored(space: Workspace) -> dict[str, bytes]:
+    folder = space.root / "activations"
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and "lock" not in path.name
+    }
+
+
+@pytest.mark.parametrize("encoding", ["float32", "int8"])
+def test_heads_are_the_same_from_whatever_source(
+    workspace: Workspace, tmp_path: Path, encoding: str
+) -> None:
+    extracted, auto, alive = (
+        copied(workspace, tmp_path / name, encoding) for name in ("store", "auto", "live")
+    )
+    extract(extracted, "1e", splits=("train", "tune"), encoding=encoding, precision="32")
+    assert extracted.split("1e", "train").plan.n_shards > 4
+    expected, begun = trained(extracted, "store"), stored(alive)
+    assert trained(auto, "auto") == expected
+    assert stored(auto) == stored(extracted)
+    assert not find_damage(auto.split("1e", "train"))
+    assert trained(alive, "live") == expected
+    assert stored(alive) == begun
+
+
+def test_a_computed_split_keeps_no_more_shards_than_it_may(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space, whole = copied(workspace, tmp_path / "live", "float32"), workspace.split("1e", "train")
+    monkeypatch.setattr(live, "MOST_EARLY", 0)
+    monkeypatch.setattr(live, "default_buffer", lambda *_: 2)
+    with Splits(Source("live")) as splits:
+        split = splits(space, "1e", "all", "train")
+        loader = ActivationLoader(split, batch_size=5, buffer=4)
+        for batch, expected in zip(
+            [*loader, *loader], [*(same := ActivationLoader(whole, batch_size=5, buffer=4)), *same]
+        ):
+            assert np.array_equal(batch.decode(), expected.decode())
+            assert len(split.ledger.shards()) <= 2
+    with pytest.raises(BertvisionError):  # its place is gone
+        split.read(range(len(split)))
+
+
+RUN = (
+    STOP_AT
+    + """
+import bertvision
+from bertvision.pipelines.training import train as training
+run = training.train
+training.train = lambda *given, **named: run(*given, resume_every_seconds=0, **named)
+bertvision.train(sys.argv[4:], checkpoint="1e", source="auto", workspace=sys.argv[3],
+                 epochs=2, batch_size=4, precision="32", best_epoch=True)
+"""
+)
+
+
+def test_a_training_that_is_killed_in_its_first_epoch_goes_on(
+    workspace: Workspace, tmp_path: Path
+) -> None:
+    killed, undisturbed = (
+        copied(workspace, tmp_path / name, "float32") for name in ("killed", "undisturbed")
+    )
+    arguments = [str(killed.root), *HEADS]
+    assert run_code(RUN, "4", str(int(signal.SIGKILL)), *arguments).returncode == -signal.SIGKILL
+    assert killed.split("1e", "train").missing_shards()
+    assert run_code(RUN, "0", "0", *arguments).returncode == 0
+    assert trained(killed, "store") == trained(undisturbed, "auto")
+    assert stored(killed) == stored(undisturbed)
+
+
+def test_what_finds_no_room_is_computed_in_each_epoch(
+    workspace: Workspace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    space = copied(workspace, tmp_path / "full", "float32")
+    begun = stored(space)
+    monkeypatch.setattr(live, "free_bytes", lambda _: 1000)
+    with caplog.at_level("INFO"):
+        trained(space, "auto")
+    assert "1e/train is computed in each epoch, since" in caplog.text
+    assert "to store it, and 1" in caplog.text
+    assert stored(space) == begun
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        ("disk", {}, "--source disk: choose store, auto or live"),
+        ("store:int8", {}, "--source store:int8: choose"),
+        ("live:int3", {}, "'int3'"),
+        ("auto", {"devices": 2}, "--source auto is for one process"),
+        ("auto:int4", {}, "encoding"),  # the split was begun in another
+    ],
+)
+def test_a_source_that_cannot_be_is_refused(
+    workspace: Workspace, tmp_path: Path, source: str, options: dict[str, Any], message: str
+) -> None:
+    space = copied(workspace, tmp_path / "space", "float32")
+    with pytest.raises(bertvision.BertvisionError, match=message):
+        bertvision.train(HEADS, checkpoint="1e", source=source, workspace=space.root, **options)
+
+
+def test_a_pilot_measures_without_keeping_anything(workspace: Workspace, tmp_path: Path) -> None:
+    space = copied(workspace, tmp_path / "space", "float32")
+    begun = stored(space)
+    costs = measure(space, [Run("learned-pooling")], "1e", TrainOptions(epochs=5), seconds=0.2)
+    assert stored(space) == begun
+    assert not (space.root / "heads").exists()
+    split = workspace.split("1e", "train")
+    assert (costs.windows, costs.tokens) == (len(split), split.record.tokens)
+    assert costs.bytes == split.info()["bytes"]
+    assert costs.training_seconds == pytest.approx(5 * costs.epoch_seconds)
+    assert costs.encoder_epochs == 5
+    small = measure(space, [Run("cls-learned-pooling")], "1e", TrainOptions(epochs=5), seconds=0.2)
+    assert small.encoder_epochs == 1  # they stay in memory
+
+
+def test_a_plan_says_which_source_to_take(workspace: Workspace) -> None:
+    costs = bertvision.plan(
+        "learned-pooling", checkpoint="1e", epochs=3, seeds=2, workspace=workspace.root
+    )
+    store, auto, alive = costs.rows
+    assert (store.source, auto.source, alive.source) == ("store", "auto", "live")
+    assert costs.encoder_epochs == 6
+    assert alive.encoder_seconds == pytest.approx(6 * store.encoder_seconds)
+    assert (alive.bytes, costs.source) == (0, "auto")
+    assert "Take --source auto: without a store the encoder runs 6 times" in str(costs)
