@@ -204,6 +204,7 @@ def test_deviations_of_int4_are_larger_than_those_of_int8(
     assert all(f"| {name} | " in table for name in lost)
 
 
+@pytest.mark.slow
 def test_analyses_are_measured_beside_peers_that_say_the_same(module: Any, tmp_path: Path) -> None:
     report_path = tmp_path / "analyses.json"
     run("analyses.py", "--quick", "--folder", tmp_path, "--json", report_path)
