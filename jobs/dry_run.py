@@ -19,7 +19,7 @@ from bertvision.pipelines.reading import (
 from bertvision.pipelines.text import fill, format_table, size
 from bertvision.pipelines.workspace.checks import find_workspace
 from bertvision.pipelines.workspace.data import planned_data
-from bertvision.pipelines.workspace.job_options import TrainOptions
+from bertvision.pipelines.workspace.job_options import Source, TrainOptions
 
 if TYPE_CHECKING:
     from bertvision.pipelines.planning import TrainingPlan
@@ -213,13 +213,23 @@ def plan_train(
     options: TrainOptions,
     overwrite: bool,
     devices: int,
+    source: str,
     workspace: StrPath | None,
     store: StrPath | None,
     tensorboard: bool,
     logger: str | None,
     **given: Any,
 ) -> Planned:
-    """Plan `train`; arguments and errors are its own."""
+    """Plan `train`; arguments and errors are its own.
+
+    Raises:
+        InputError: The source is not the store.
+    """
+    if Source.parse(source).name != "store":
+        raise InputError(
+            f"--source {source}: --dry-run plans a training on what is stored; `bertvision plan` "
+            "says what training costs with and without a store"
+        )
     space = find_workspace(workspace, store)
     runs, tag = asked_training(space, options=options, **given)
     from bertvision.pipelines.planning import plan_training
