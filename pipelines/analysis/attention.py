@@ -357,7 +357,7 @@ def attention(
         checkpoint: Snapshot to analyse.
         split: Split to analyse.
         task: A data set that was added before, not the workspace's own.
-        windows: Seeded sample of at most so many windows; 0 takes all.
+        windows: Largest seeded sample of windows; 0 takes all.
 
     Raises:
         UnknownNameError: there is no such snapshot, data set or split.

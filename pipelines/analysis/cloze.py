@@ -188,8 +188,8 @@ def cloze(
 
     Args:
         checkpoint: Snapshot to ask.
-        items: File of items (.jsonl), or agreement: sentences made here, in which a verb has to
-            agree with its subject.
+        items: File of items (.jsonl), or agreement: made sentences whose verb agrees with its
+            subject.
         k: How many first candidates P@k looks at.
         seed: Seed of draws, and of shuffled words.
 

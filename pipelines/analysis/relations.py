@@ -346,7 +346,7 @@ def relations(
         checkpoint: Snapshot to analyse.
         data: A treebank in CoNLL-U, to be said once: a file or a folder.
         split: Split of the treebank.
-        sentences: Seeded sample of at most so many; 0 takes all.
+        sentences: Largest seeded sample of sentences; 0 takes all.
         seed: Seed of the sample and of intervals.
 
     Raises:

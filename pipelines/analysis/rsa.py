@@ -461,7 +461,7 @@ def rsa(
         first: Snapshot of the rows.
         second: Snapshot of the columns; may be the same.
         split: Split that both have; several side by side, such as dev,mpqa-all.
-        max_tokens: Seeded sample of at most so many tokens.
+        max_tokens: Largest seeded sample of tokens.
         repeats: Samples of each split.
 
     Raises:

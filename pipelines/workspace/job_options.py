@@ -27,17 +27,16 @@ if TYPE_CHECKING:
     from bertvision.pipelines.workspace.config import ModelConfig
 
 
-DATA = Option("Where the data are, to be said once: a file, a folder or a data set on the hub.")
+DATA = Option("Data, to be named once: a file, a folder or a data set on the hub.")
 TEXT = Option("Column of the texts (tasks csv and text; default text).")
 PAIR = Option("Column of the second texts (task csv).")
 LABEL = Option("Column of the labels (task csv; default label).")
 KEEP = Option(
-    "Tokens to keep of each window or text: completion, from:N (all but the first N), every:N "
-    "(one of N), or the name of a mask field."
+    "Tokens to keep: completion, from:N (all but the first N), every:N (one of N), or the name of "
+    "a mask field."
 )
 LOGITS = Option(
-    "Log-probabilities of the next token to keep beside each token of a decoder: top:K, of the K "
-    "most probable ones."
+    "Log-probabilities of a decoder's next tokens to keep: top:K, of the K most probable ones."
 )
 
 
@@ -54,8 +53,8 @@ class DataOptions(Options):
     task: Annotated[
         str | None,
         Option(
-            "A task, such as answerable, cola, sst2, csv (docs/tasks.md lists them); or a "
-            "data set on the hub in SQuAD's form, such as squad_v2."
+            "A task, such as answerable, cola, sst2, csv (docs/tasks.md), or a hub data set in "
+            "SQuAD's form, such as squad_v2."
         ),
     ] = None
     data: Annotated[str | None, DATA] = None
@@ -71,8 +70,8 @@ class DataOptions(Options):
     train_questions: Annotated[
         int | None,
         Option(
-            "Train on a seeded subset of at most so many questions, held-out ones among them; of "
-            "one seed the smaller lies in the larger."
+            "Train on a seeded subset of this size, with held-out questions; subsets of a seed are "
+            "nested."
         ),
     ] = None
     tune_fraction: Annotated[
@@ -128,8 +127,8 @@ class FinetuneOptions(DataOptions):
     init_from: Annotated[
         str | None,
         Option(
-            "Begin with the encoder of another workspace's snapshot, in the place of --model and "
-            "with a new output layer: FOLDER:TAG, such as ../phrases:1e."
+            "Begin with another workspace's encoder instead of --model, and a new output layer: "
+            "FOLDER:TAG, such as ../phrases:1e."
         ),
     ] = None
     epochs: Annotated[float | None, Option("How long to train (default 1).")] = None
@@ -153,8 +152,7 @@ class FinetuneOptions(DataOptions):
     order: Annotated[
         str | None,
         Option(
-            "Order of training windows: shuffled (default); in every epoch as given, or by "
-            "length, the shortest first."
+            "Order of training windows: shuffled (default), given, or length, the shortest first."
         ),
     ] = None
     variant: Annotated[
@@ -164,8 +162,8 @@ class FinetuneOptions(DataOptions):
     distil: Annotated[
         str | None,
         Option(
-            "Also learn from the logits of another encoder, which `bertvision logits` kept: its "
-            "workspace and snapshot, such as ../teacher:1e."
+            "Also learn from another encoder's logits, kept by `bertvision logits`: FOLDER:TAG, "
+            "such as ../teacher:1e."
         ),
     ] = None
     temperature: Annotated[
@@ -240,7 +238,7 @@ class ExtractOptions(Options):
     ] = "auto"
     nonfinite: Annotated[
         NonFinite,
-        Option("Treatment of NaN and infinity: error, or record to replace and count them."),
+        Option("NaN and infinity: error, or record to replace and count them."),
     ] = "error"
     scheduler: Annotated[
         str | None, Option("tcp://HOST:PORT of a Dask cluster whose workers compute the shards.")
@@ -285,7 +283,7 @@ class TrainOptions(Options):
         Option(f"Pooling that classification heads read, of {POOLING_NAMES}; by default cls."),
     ] = None
     """A head's name says it (``@pmean``)."""
-    layers: Annotated[tuple[int, ...] | None, Option("Hidden states to train on, or all.")] = None
+    layers: Annotated[tuple[int, ...] | None, Option("Hidden states to train on.")] = None
     precision: Annotated[
         PrecisionName, Option("Arithmetic: 32, bf16, or auto, which is bf16 where it is native.")
     ] = "auto"
@@ -363,8 +361,8 @@ class GenerateOptions(Options):
     top_p: Annotated[
         float | None,
         Option(
-            "Draw from the likeliest tokens alone, as many as have this probability together; by "
-            "default as generation_config.json of the model says, or from all.",
+            "Draw from the likeliest tokens that have this probability together; by default as the "
+            "model's generation_config.json says.",
             gt=0,
             le=1,
         ),
@@ -375,8 +373,8 @@ class GenerateOptions(Options):
     date: Annotated[
         str | None,
         Option(
-            "Date, as 2024-07-26, for a chat template that writes it (task chat); by default the "
-            "day on which the split is begun."
+            "Date for chat templates, such as 2024-07-26; by default the day on which the split is "
+            "begun."
         ),
     ] = None
     batch_size: Annotated[int, Option("Prompts that are continued together.", ge=1)] = 16
