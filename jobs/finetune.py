@@ -317,7 +317,7 @@ def repeat(
     Args:
         save_at: Fractions of an epoch to snapshot at, such as 0,0.1,0.3,1 (default 1); 2+3 is the
             mean of two.
-        seeds: How many seeds; --seed is the first of them.
+        seeds: Number of seeds; --seed is the first of them.
         workspace: Folder of the workspaces seed-0, seed-1, …; by default the current one.
 
     Returns:

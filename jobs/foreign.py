@@ -86,7 +86,7 @@ def import_states(
         compression: none, zstd or pcodec.
         shard_tokens: Tokens of a shard; by default 4,096, or twice the longest sample.
         permute: Seed of a stored order that mixes neighbours.
-        model: Whose hidden states they are, for the provenance.
+        model: Name of their model, for the provenance.
         lengths: .npy with the tokens of each sample, beside one array.
         input_ids: .npy with the token ids, beside one array.
         dtype: Numbers of a memory map: float16, bfloat16, float32 or float64.

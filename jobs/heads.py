@@ -347,7 +347,7 @@ def heads_table(heads: Sequence[Values], encoder: str) -> str:
 
     Args:
         heads: fields of `HeadInfo`.
-        encoder: what the sizes are for.
+        encoder: Encoder of the sizes.
     """
     rows = [
         {**head, "name": head["name"] + " *" * head["costly"], "millions": _millions(head)}

@@ -114,7 +114,7 @@ def ensemble(
     Args:
         heads: Names of trained heads.
         with_bert: Make BERT at the same snapshot a member too.
-        combine: How the softmaxes are combined: max or mean.
+        combine: Combination of the softmaxes: max or mean.
         trained_on: Snapshot the heads were trained on.
         checkpoint: Snapshot they were scored on; by default the same.
         split: Split that was scored.

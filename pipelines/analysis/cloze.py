@@ -190,7 +190,7 @@ def cloze(
         checkpoint: Snapshot to ask.
         items: File of items (.jsonl), or agreement: made sentences whose verb agrees with its
             subject.
-        k: How many first candidates P@k looks at.
+        k: Number of first candidates of P@k.
         seed: Seed of draws, and of shuffled words.
 
     Raises:
