@@ -1,8 +1,8 @@
 """Write the pages of docs that are made from the sources: ``make docs``.
 
 Commands (cli.md) from their jobs; public names (reference/api.md) as directives of mkdocstrings, in
-the order and under the headings of ``bertvision.__init__``; errors (reference/errors.md) and who
-raises them from the docstrings; the JSON schema of ``bertvision.yaml`` from the classes that read
+the order and under the headings of ``bertvision.__init__``; errors (reference/errors.md) from
+their docstrings; the JSON schema of ``bertvision.yaml`` from the classes that read
 it. A test keeps them current.
 """
 
@@ -15,14 +15,12 @@ import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterator
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import typer
 from pydantic import BaseModel
 
-import bertvision
 from bertvision.cli import app, commands
 from bertvision.pipelines import analysis
 from bertvision.pipelines.tasks.data import TaskConfig
@@ -183,8 +181,6 @@ def groups() -> Iterator[tuple[str, list[str]]]:
 
 
 BASES = ("BertvisionError", "BertvisionWarning")
-_MANY = 40
-"""Names that raise an error before they are no longer listed."""
 
 _ERRORS_HEADER = """\
 # Errors
@@ -196,27 +192,22 @@ matching built-in too, so that `except FileNotFoundError` works. A message says 
 is allowed and what to do next. The command line prints it without a traceback and exits with
 status 2, unless [its table](../cli.md) says otherwise; a lost rank is 75, so that a queue of jobs
 may try again. `bertvision` exports `BertvisionError` and `BertvisionWarning`; the others are in
-`bertvision.errors`, or in the module that is named. [The API](api.md) gives the reasons.
+`bertvision.errors`, or in the module that is named. [The API](api.md) says of every name
+what it raises, and why.
 """
 
 
 def errors() -> str:
-    """The whole page."""
+    """The whole page: the tree, and the errors beside it."""
     tree = re.search(r"```\n.*?```", _docstring(_parsed(ROOT / "errors.py")), re.DOTALL)
     assert tree is not None
     parts = [_ERRORS_HEADER, tree[0].replace("```", "```text", 1) + "\n"]
-    raised = list(_raised())
     for node, module in error_classes():
-        bases = " and ".join(f"`{ast.unparse(base)}`" for base in node.bases)
-        parts.append(f"## {node.name}\n")
         if f"{node.name} " not in tree[0]:
+            bases = " and ".join(f"`{ast.unparse(base)}`" for base in node.bases)
             home = "" if module == "errors" else f", from `bertvision.{module}`"
-            parts.append(f"Kind of {bases}{home}. {_one_line(_docstring(node))}\n")
-        names = dict.fromkeys(f"`{name}`" for error, name in raised if error == node.name)
-        if len(names) > _MANY:
-            parts.append("Raised by most of [the API](api.md).\n")
-        elif names:
-            parts.append(f"Raised by {', '.join(names)}.\n")
+            about = f"Kind of {bases}{home}. {_one_line(_docstring(node))}\n"
+            parts += [f"## {node.name}\n", about]
     return "\n".join(parts)
 
 
@@ -237,30 +228,6 @@ def error_classes() -> Iterator[tuple[ast.ClassDef, str]]:
             if node.name in BASES or known & {ast.unparse(base) for base in node.bases}:
                 known.add(node.name)
                 yield node, ".".join(path.relative_to(ROOT).with_suffix("").parts)
-
-
-def _raised() -> Iterator[tuple[str, str]]:
-    """Error, and a public function or method that raises it, as its docstring says."""
-    for public in bertvision.__all__[1:]:
-        home = str(bertvision._home(public))
-        module = _parsed((ROOT / home.replace(".", "/")).with_suffix(".py"))
-        for node in module.body:
-            if getattr(node, "name", None) != public:
-                continue
-            inner = node.body if isinstance(node, ast.ClassDef) else []
-            yield from _reasons(node, public)
-            for method in inner:
-                if not getattr(method, "name", "_").startswith("_"):
-                    yield from _reasons(method, f"{public}.{method.name}")
-
-
-def _reasons(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
-    """The errors that the section ``Raises:`` of a docstring names."""
-    _, found, section = _docstring(node).partition("\nRaises:\n")
-    if found:
-        text = "\n".join(takewhile(lambda line: line.startswith(" "), section.splitlines()))
-        for error in re.findall(r"^    (\w+): ", text, re.MULTILINE):
-            yield error, name
 
 
 def _docstring(node: ast.AST) -> str:
