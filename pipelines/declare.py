@@ -93,7 +93,7 @@ Devices = Annotated[
 DataSource = Annotated[
     StrPath | None,
     Option(
-        "Data, to be named once: a file, a folder or a data set on the hub.",
+        "File, folder or data set on the hub, to be named once.",
         decides=False,
     ),
 ]
@@ -117,7 +117,7 @@ NewModel = Annotated[
 Poolings = Annotated[Names, Option(f"Poolings of a window's tokens: {POOLING_NAMES}.")]
 NewEncoding = Annotated[
     EncodingName | None,
-    Option(f"How to store what is extracted (default int8): {ENCODING_NAMES}.", check=get_encoding),
+    Option(f"Encoding of extracted states (default int8): {ENCODING_NAMES}.", check=get_encoding),
 ]
 
 

@@ -344,7 +344,7 @@ def relations(
 
     Args:
         checkpoint: Snapshot to analyse.
-        data: A treebank in CoNLL-U, to be said once: a file or a folder.
+        data: A treebank in CoNLL-U, file or folder, to be named once.
         split: Split of the treebank.
         sentences: Largest seeded sample of sentences; 0 takes all.
         seed: Seed of the sample and of intervals.

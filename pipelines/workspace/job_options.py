@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from bertvision.pipelines.workspace.config import ModelConfig
 
 
-DATA = Option("Data, to be named once: a file, a folder or a data set on the hub.")
+DATA = Option("File, folder or data set on the hub, to be named once.")
 TEXT = Option("Column of the texts (tasks csv and text; default text).")
 PAIR = Option("Column of the second texts (task csv).")
 LABEL = Option("Column of the labels (task csv; default label).")
@@ -81,10 +81,12 @@ class DataOptions(Options):
         float | None, Option("Part of the training data to score on, where there is no dev.")
     ] = None
     answerable_only: Annotated[bool | None, Option("Leave unanswerable questions out.")] = None
-    skip_bad: Annotated[bool | None, Option("Skip what is malformed or fits no window.")] = None
-    skip_shared: Annotated[
-        bool | None, Option("Leave out of train what has a text that is in dev too.")
+    skip_bad: Annotated[
+        bool | None, Option("Skip malformed items and those that fit no window.")
     ] = None
+    skip_shared: Annotated[bool | None, Option("Leave out training items with a text of dev.")] = (
+        None
+    )
     max_length: Annotated[
         int | None, Option("Tokens of a window (default 386, of sentences 128).")
     ] = None
@@ -204,8 +206,8 @@ class ExtractOptions(Options):
     tokens: Annotated[
         tuple[TokenPooling, ...] | None,
         Option(
-            "Vectors to keep of a window: none for all tokens, or one for each of "
-            f"{POOLING_NAMES}; by default what the task's heads take.",
+            "Vectors to keep of a window: none for all tokens, or "
+            f"{POOLING_NAMES}; by default those of the task's heads.",
             "--pool",
         ),
     ] = None
@@ -213,7 +215,7 @@ class ExtractOptions(Options):
     itself; with cls goes the pooler output where the snapshot has a pooler."""
     dataset: str | None = None
     """An added data set; None is the workspace's own data."""
-    encoding: Annotated[EncodingName, Option(f"How to store values: {ENCODING_NAMES}.")] = "int8"
+    encoding: Annotated[EncodingName, Option(f"{ENCODING_NAMES}.")] = "int8"
     """Pooled states of early layers lie so close together that bfloat16 rounds away most of what
     tells them apart (measured of [CLS] with all-MiniLM-L6-v2: up to 84 % of it); int8, which stores
     the deviation from a channel's mean, loses 0.7 %."""
@@ -368,7 +370,7 @@ class GenerateOptions(Options):
         ),
     ] = None
     seed: Annotated[
-        int, Option("Seed of what is drawn; every prompt has its own draws.", ge=0, lt=1 << 63)
+        int, Option("Seed of the draws; every prompt has its own.", ge=0, lt=1 << 63)
     ] = 0
     date: Annotated[
         str | None,
