@@ -143,7 +143,7 @@ def did_you_mean(name: str, names: Collection[str], *, most: int = 1) -> str:
 
     Args:
         name: Name as it was written.
-        names: those there are.
+        names: Names that exist.
         most: names in the hint, closest first.
     """
     import difflib

@@ -91,7 +91,7 @@ def table(report: Report) -> str:
             )
         lines.append(cells)
     for name, ratio in report["ratios"].items():
-        if name.rpartition(": ")[2] not in report["medians"]:
+        if not {name, name.rpartition(": ")[2]} & report["medians"].keys():
             lines.append([f"*{name}*", _digits(ratio), *[""] * (len(header) - 2)])
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 

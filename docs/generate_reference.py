@@ -1,8 +1,8 @@
 """Write the pages of docs that are made from the sources: ``make docs``.
 
 Commands (cli.md) from their jobs; public names (reference/api.md) as directives of mkdocstrings, in
-the order and under the headings of ``bertvision.__init__``; errors (reference/errors.md) and who
-raises them from the docstrings; the JSON schema of ``bertvision.yaml`` from the classes that read
+the order and under the headings of ``bertvision.__init__``; errors (reference/errors.md) from
+their docstrings; the JSON schema of ``bertvision.yaml`` from the classes that read
 it. A test keeps them current.
 """
 
@@ -15,17 +15,14 @@ import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterator
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import typer
 from pydantic import BaseModel
 
-import bertvision
 from bertvision.cli import app, commands
 from bertvision.pipelines import analysis
-from bertvision.pipelines.declare import arguments
 from bertvision.pipelines.tasks.data import TaskConfig
 from bertvision.pipelines.workspace.config import (
     DataConfig,
@@ -42,10 +39,10 @@ _CLI_HEADER = """\
 Written by `make docs` from the commands; do not edit. `bertvision train --help` says more of one.
 
 Results go to stdout, progress and messages to stderr. Every command works on the workspace it is
-run in (the folder with `bertvision.yaml`, or any folder below it). A command that is killed is
-finished by running it again. `bertvision NAME …` is
-`bertvision.NAME(…)` in Python, with the same arguments but for --json, --csv and --dry-run (which
-is `dry_run`), and `beside=` for --with; `errors` is `error_analysis`, `store` is `ActivationStore`.
+run in (the folder with `bertvision.yaml`, or any folder below it), and is finished by running it
+again where it was killed. `bertvision NAME …` is `bertvision.NAME(…)` in Python, with the same
+arguments except --json, --csv and --dry-run (`dry_run`), and `beside=` for --with; `errors` is
+`error_analysis`, `store` is `ActivationStore`.
 
 | exit status | meaning |
 |---|---|
@@ -56,7 +53,7 @@ is `dry_run`), and `beside=` for --with; `errors` is `error_analysis`, `store` i
 """
 _OFTEN, _NEARLY_ALL = 3, 20
 """Commands that share an option before it is described once, above all of them, and before they do
-not name it any more."""
+not name it any more. A command that has `_OFTEN` options of an earlier one refers to that."""
 
 
 def cli() -> str:
@@ -79,22 +76,15 @@ def cli() -> str:
     named = {entry for entry in shared if options[entry] < _NEARLY_ALL}
     lines = [_CLI_HEADER, "## Options of many commands\n"]
     lines += [_line(entry) for entry in sorted(shared)]
-    told: dict[frozenset[Entry], str] = {}
+    told: dict[str, set[Entry]] = {}
     for heading, names in headings.items():
         lines.append(f"\n## {heading}")
         for name in names:
             if name == "store":
                 for word, command in store.items():
-                    lines += _section(f"store {word}", command, shared, named, None)
+                    lines += _section(f"store {word}", command, shared, named, told)
             else:
-                own = {_entry(option) for option in by_name[name].params}
-                like = next((other for entries, other in told.items() if entries <= own), None)
-                told_there = _fields(like)
-                lines += _section(
-                    name, by_name[name], shared | told_there, named - told_there, like
-                )
-                if fields := _fields(name):
-                    told.setdefault(frozenset(fields), name)
+                lines += _section(name, by_name[name], shared, named, told)
     return "\n".join(lines) + "\n"
 
 
@@ -118,29 +108,27 @@ def _line(entry: Entry) -> str:
     return f"- {flags}{default}: {text}"
 
 
-def _fields(name: str | None) -> set[Entry]:
-    """The options of a command that are fields of an options class."""
-    if name is None or name == "errors":
-        return set()
-    fields = {a.name for a in arguments(getattr(bertvision, name)) if a.options}
-    command: Any = typer.main.get_command(app)
-    return {_entry(o) for o in command.commands[name].params if o.name in fields}
-
-
 def _section(
-    name: str, command: Any, told: set[Entry], named: set[Entry], like: str | None
+    name: str, command: Any, shared: set[Entry], named: set[Entry], told: dict[str, set[Entry]]
 ) -> Iterator[str]:
     """A command: its help, its options that were not told elsewhere, and the names of others."""
     yield f"\n### bertvision {name}\n"
     yield command.help.partition("\n\n")[0]
     own = [_entry(option) for option in command.params]
-    lines = [_line(entry) for entry in own if entry not in told]
-    if above := [flags for flags, *rest in own if (flags, *rest) in named]:
+    new = {entry for entry in own if entry not in shared}
+    like = max(told, key=lambda other: len(told[other] & new), default="")
+    again = told.get(like, set()) & new
+    if len(again) < _OFTEN:
+        again = set()
+    lines = [_line(entry) for entry in own if entry in new - again]
+    if above := [entry[0] for entry in own if entry in named]:
         lines.append(f"- {', '.join(above)}: as above.")
-    if like:
-        lines.append(f"- The options of `bertvision {like}`.")
+    if again:
+        flags = ", ".join(entry[0] for entry in own if entry in again)
+        lines.append(f"- {flags}: as for `bertvision {like}`.")
     if lines:
         yield "\n" + "\n".join(lines)
+    told[name] = new
 
 
 _API_HEADER = """\
@@ -193,8 +181,6 @@ def groups() -> Iterator[tuple[str, list[str]]]:
 
 
 BASES = ("BertvisionError", "BertvisionWarning")
-_MANY = 40
-"""Names that raise an error before they are no longer listed."""
 
 _ERRORS_HEADER = """\
 # Errors
@@ -202,30 +188,26 @@ _ERRORS_HEADER = """\
 Written by `make docs` from the docstrings; do not edit.
 
 Everything that bertvision raises on purpose is a `BertvisionError`, and most errors are of the
-matching built-in as well, so that `except FileNotFoundError` works as one expects. A message says
-what was given, what is allowed and what to do next. The command line prints it without a traceback
-and exits with status 2, unless [its table](../cli.md) says otherwise; a lost rank is 75, so that a
-queue of jobs may try again. Of these names `bertvision` exports `BertvisionError` and
-`BertvisionWarning`; the others are imported from `bertvision.errors`, or from the module that is
-named. [The API](api.md) says of every name why it raises what.
+matching built-in too, so that `except FileNotFoundError` works. A message says what was given, what
+is allowed and what to do next. The command line prints it without a traceback and exits with
+status 2, unless [its table](../cli.md) says otherwise; a lost rank is 75, so that a queue of jobs
+may try again. `bertvision` exports `BertvisionError` and `BertvisionWarning`; the others are in
+`bertvision.errors`, or in the module that is named. [The API](api.md) says of every name
+what it raises, and why.
 """
 
 
 def errors() -> str:
-    """The whole page."""
+    """The whole page: the tree, and the errors beside it."""
     tree = re.search(r"```\n.*?```", _docstring(_parsed(ROOT / "errors.py")), re.DOTALL)
     assert tree is not None
     parts = [_ERRORS_HEADER, tree[0].replace("```", "```text", 1) + "\n"]
-    raised = list(_raised())
     for node, module in error_classes():
-        bases = " and ".join(f"`{ast.unparse(base)}`" for base in node.bases)
-        home = "" if module == "errors" else f", from `bertvision.{module}`"
-        parts += [f"## {node.name}\n", f"Kind of {bases}{home}. {_one_line(_docstring(node))}\n"]
-        names = dict.fromkeys(f"`{name}`" for error, name in raised if error == node.name)
-        if len(names) > _MANY:
-            parts.append("Raised by most of [the API](api.md).\n")
-        elif names:
-            parts.append(f"Raised by {', '.join(names)}.\n")
+        if f"{node.name} " not in tree[0]:
+            bases = " and ".join(f"`{ast.unparse(base)}`" for base in node.bases)
+            home = "" if module == "errors" else f", from `bertvision.{module}`"
+            about = f"Kind of {bases}{home}. {_one_line(_docstring(node))}\n"
+            parts += [f"## {node.name}\n", about]
     return "\n".join(parts)
 
 
@@ -246,32 +228,6 @@ def error_classes() -> Iterator[tuple[ast.ClassDef, str]]:
             if node.name in BASES or known & {ast.unparse(base) for base in node.bases}:
                 known.add(node.name)
                 yield node, ".".join(path.relative_to(ROOT).with_suffix("").parts)
-
-
-def _raised() -> Iterator[tuple[str, str]]:
-    """Error, and a public function or method that raises it, as its docstring says."""
-    import bertvision
-
-    for public in bertvision.__all__[1:]:
-        home = str(bertvision._home(public))
-        module = _parsed((ROOT / home.replace(".", "/")).with_suffix(".py"))
-        for node in module.body:
-            if getattr(node, "name", None) != public:
-                continue
-            inner = node.body if isinstance(node, ast.ClassDef) else []
-            yield from _reasons(node, public)
-            for method in inner:
-                if not getattr(method, "name", "_").startswith("_"):
-                    yield from _reasons(method, f"{public}.{method.name}")
-
-
-def _reasons(node: ast.AST, name: str) -> Iterator[tuple[str, str]]:
-    """The errors that the section ``Raises:`` of a docstring names."""
-    _, found, section = _docstring(node).partition("\nRaises:\n")
-    if found:
-        text = "\n".join(takewhile(lambda line: line.startswith(" "), section.splitlines()))
-        for error in re.findall(r"^    (\w+): ", text, re.MULTILINE):
-            yield error, name
 
 
 def _docstring(node: ast.AST) -> str:

@@ -121,14 +121,14 @@ def claims(names: str) -> str:
     """
     runs = names.split()
     cells: dict[tuple[str, str], dict[str, str]] = {}
-    basis = []
+    basis: dict[str, list[str]] = {}
     for run in runs:
         folder = RESULTS / run
-        told = tomllib.loads((folder / "claims.toml").read_text(encoding="utf-8"))
-        sides, title = told.get("beside", {}).get("as", ("", "")), told.get("title", run)
+        asked = tomllib.loads((folder / "claims.toml").read_text(encoding="utf-8"))
+        sides, title = asked.get("beside", {}).get("as", ("", "")), asked.get("title", run)
         comparisons = json.loads((folder / "comparisons.json").read_text(encoding="utf-8"))
         by_pair = {(c["first"], c["second"]): c for c in comparisons}
-        for claim in told["claim"]:
+        for claim in asked["claim"]:
             for first, second in claim["pairs"]:
                 tag = second.rpartition(":")[2]
                 end = "" if runs[1:] else f":{tag}"
@@ -141,15 +141,16 @@ def claims(names: str) -> str:
                     said = MARKS[verdict(claim["kind"], c["low"], c["high"])]
                     said = f"{_interval(c['difference'], c['low'], c['high'])} {said}"
                 cells.setdefault(row, {})[title if runs[1:] else f"at {tag}"] = said
-        basis.append(_compared(comparisons[0], f"{title}: " if runs[1:] else ""))
+        basis.setdefault(_compared(comparisons[0]), []).append(title)
     heads = list(dict.fromkeys(head for row in cells.values() for head in row))
     lines, last = [], ""
     for (text, pair), row in cells.items():
         lines.append([text if text != last else "", pair, *(row.get(head, "") for head in heads)])
         last = text
     columns = [Column("", name, "text") for name in ("claim", "compared", *heads)]
-    legend = ", ".join(f"{mark} {said}" for said, mark in MARKS.items())
-    return f"{_markdown(columns, lines)}\n\n{'; '.join(basis)}. {legend}.\n"
+    several = len(basis) > 1
+    told = [f"{text} ({', '.join(of)})" if several else text for text, of in basis.items()]
+    return f"{_markdown(columns, lines)}\n\nDifferences in {'; '.join(told)}.\n"
 
 
 def _interval(value: float, low: float, high: float) -> str:
@@ -157,15 +158,15 @@ def _interval(value: float, low: float, high: float) -> str:
     return f"{signed(value)} [{signed(low)}, {signed(high)}]"
 
 
-def _compared(first: Mapping[str, Any], title: str) -> str:
+def _compared(first: Mapping[str, Any]) -> str:
     """The units of a run's comparisons, and what was drawn."""
     metric, drawn, items = METRICS[first["metric"]].label, first["clusters"], first["questions"]
     clusters, name = first["words"]
     over = f"{drawn:,} {clusters} with {items:,} {name}" if drawn < items else f"{items:,} {name}"
     if "fine-tunings, each of which" in first["sentence"]:
         runs = f"{first['seeds'][0]} fine-tunings and {over}"
-        return f"{title or 'Differences in '}points of {metric}, over {runs}"
-    return f"{title or 'Differences in '}points of {metric}, bootstrap over {over}"
+        return f"points of {metric}, over {runs}"
+    return f"points of {metric}, bootstrap over {over}"
 
 
 def _gain(run: str, head: str) -> float:

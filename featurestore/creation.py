@@ -41,7 +41,7 @@ class SplitContents:
     """Content of a split beside the activations, all known before the encoder runs.
 
     Attributes:
-        plan: where each example goes.
+        plan: Place of each example.
         per_token: ragged arrays by name, (tokens, …), examples one after another in data order.
         per_example: arrays by name, (examples, …), in data order.
         examples: the text side.

@@ -20,7 +20,7 @@ class Damage(NamedTuple):
 
     Attributes:
         what: is wrong, naming shard or file.
-        shard: which one, or None where it is beside the shards.
+        shard: Number of the shard, or None where the damage is beside the shards.
     """
 
     what: str

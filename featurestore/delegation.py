@@ -42,7 +42,7 @@ class Grant(NamedTuple):
         store: absolute path or URL.
         tag: the snapshot.
         split: its name.
-        token: that the grant holds.
+        token: Token of the grant.
     """
 
     store: str
@@ -119,11 +119,12 @@ class ShardAttempt:
         ledger: Ledger of the split.
         shard: its number.
         keys: Keys of its files.
-        yields: to whoever commits the shard meanwhile, as one of several to which the right to
-            write was lent; the holder of the lock replaces what a late one writes.
+        yields: Whether it gives way to another that commits the shard meanwhile, as one of several
+            to which the right to write was lent; the holder of the lock replaces what a late one
+            writes.
 
     Attributes:
-        files: what was written.
+        files: Records of the written files.
         versions: Versions of the files, by name.
     """
 

@@ -86,7 +86,7 @@ def map_shards(
         split: a complete split.
         function: picklable; called as ``function(shard, source, *args)`` with the number of the
             shard in an array of one element and the `SplitSource`.
-        args: what else it is called with.
+        args: Further arguments of the call.
         chunks: rows that come of each shard.
         tail: sizes of the axes between rows and hidden size.
 

@@ -49,7 +49,7 @@ class Sampler(ABC):
         """The order of one epoch, of all ranks together.
 
         Args:
-            plan: where each example lies: ``plan.n_tokens`` and ``plan.shard`` have a value for
+            plan: Place of each example: ``plan.n_tokens`` and ``plan.shard`` have a value for
                 each, in stored order.
             epoch: Epoch, from 0.
             world_size: Number of ranks that share the epoch; each takes one of so many equal,
@@ -85,7 +85,7 @@ class ShuffleSampler(Sampler):
 
     Attributes:
         seed: from 0; with the epoch it gives the order.
-        buffer: how many shards' examples are mixed.
+        buffer: Number of shards whose examples are mixed.
 
     Raises:
         InputError: the seed is negative, or the buffer below 1.
@@ -198,8 +198,8 @@ class EpochOrder:
         shards: (shards of this rank,) int64 in the order they are first needed.
         first_batch: (shards,) the batch that first needs each of ``shards``; non-decreasing.
         last_batch: (shards,) the batch that last needs each of ``shards``.
-        digest: of the order of all ranks; a stream is resumed inside an epoch only where it is the
-            same again.
+        digest: Digest of the order of all ranks; a stream is resumed inside an epoch only where it
+            is the same again.
     """
 
     examples: npt.NDArray[np.int64]

@@ -94,7 +94,7 @@ class Scatter:
 
         Args:
             shards: ascending numbers.
-            folder: for the buckets; None lets them lie beside the shards of a local store.
+            folder: Folder of the buckets; None lets them lie beside the shards of a local store.
 
         Raises:
             CorruptStoreError: the source is damaged, or a bucket changed meanwhile.

@@ -71,10 +71,10 @@ class ActivationLoader:
         logits: Whether batches have the log-probabilities of next tokens.
 
     Attributes:
-        sampler: that decides the order.
+        sampler: Sampler of the order.
         epoch: the epoch that the current or last iteration goes through.
         batch: batches of it that were yielded.
-        wait_seconds: how long the consumer has waited for batches, in all.
+        wait_seconds: Seconds that the consumer has waited for batches, in all.
 
     Raises:
         IncompleteSplitError: shards of the split are not committed yet.

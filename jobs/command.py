@@ -184,7 +184,7 @@ _DRY_RUN = Annotated[
     bool,
     typer.Option(
         "--dry-run",
-        help="Say what would be made, of which size and in which time, and do nothing.",
+        help="Show what would be made, with size and time, and do nothing.",
     ),
 ]
 

@@ -146,7 +146,7 @@ def score(
 
     Args:
         predictions: JSON file: {"question id": "answer"}; or words with their tags, in the form of
-            the data: of CoNLL columns the last is read.
+            the data.
         data: SQuAD file, or words with their gold tags: .conll, .conllu, .tsv, .txt, .jsonl.
         na_prob: JSON file: {"question id": probability of no answer}.
         na_prob_thresh: Predict no answer above this probability.
@@ -217,8 +217,8 @@ def report(
         'index.html'
 
     Args:
-        folders: Folders that repeat made, which get a section as spread compares them; where you
-            stand in no workspace, a page of their own.
+        folders: Folders of repeat, for a section that compares them; outside a workspace, for a
+            page of their own.
         out: Folder to write; by default report/ in the workspace.
 
     Raises:

@@ -72,10 +72,10 @@ def extract(
     Args:
         checkpoint: Snapshots, such as 0.3e or 0.3e,1e; by default the only one there is.
         task: Another data set than the workspace's own: its task, such as cola.
-        windows: What becomes of documents (task text): cut (default), a window each; split, as many
-            windows as they fill; pack, several documents in a window, apart.
-        date: Date, as 2024-07-26, for a chat template that writes it (task chat); by default the
-            day on which the data are first named.
+        windows: Windows of documents (task text): cut (default) to one each; split into several;
+            pack several documents in one, apart.
+        date: Date for chat templates, such as 2024-07-26; by default the day on which the data are
+            first named.
 
     Returns:
         What was done to each split of each snapshot.

@@ -67,8 +67,8 @@ def finetune(
         save_at: Fractions of an epoch to snapshot at, such as 0,0.1,0.3,1 (default 1); 2+3 is the
             mean of two.
         resume: Continue the workspace's run; needs no options.
-        devices: Processes that train together, a GPU for each where there are GPUs; they share
-            every batch (docs/scaling.md).
+        devices: Processes that share every batch, each on a GPU if there are GPUs
+            (docs/scaling.md).
 
     Returns:
         What the workspace holds, with ``seconds`` and ``steps`` of this call.
@@ -127,10 +127,10 @@ def adopt(
 
     Args:
         folders: Checkpoints: folders, names on the hub, or the output folder of transformers'
-            Trainer, whose checkpoint-500, checkpoint-1000, … are all taken. The epochs are read
-            from trainer_state.json; elsewhere say them behind a colon, such as FOLDER:3e.
-        classes: Classes in the order of the outputs, where config.json does not name them (its
-            id2label), such as negative,positive.
+            Trainer with all its checkpoints. Epochs are those of trainer_state.json, or stand
+            behind a colon, such as FOLDER:3e.
+        classes: Classes in the order of the outputs, such as negative,positive, where config.json
+            lacks their names (id2label).
 
     Returns:
         The contents of the workspace.
@@ -317,8 +317,8 @@ def repeat(
     Args:
         save_at: Fractions of an epoch to snapshot at, such as 0,0.1,0.3,1 (default 1); 2+3 is the
             mean of two.
-        seeds: How many seeds; --seed is the first of them.
-        workspace: Folder of the workspaces, seed-0, seed-1, …; by default the one you stand in.
+        seeds: Number of seeds; --seed is the first of them.
+        workspace: Folder of the workspaces seed-0, seed-1, …; by default the current one.
 
     Returns:
         What `spread` says of the folder.
@@ -350,8 +350,8 @@ def spread(
     Mean, spread, failed runs, costs, and the difference from the first method.
 
     Args:
-        folders: Folders that repeat made, one for each method; FOLDER@NAME:SNAPSHOT scores another
-            system than BERT's last snapshot.
+        folders: Folders of repeat, one for each method; FOLDER@NAME:SNAPSHOT is another system than
+            BERT's last snapshot.
         plot: SVG file to write: a row of points for each method.
 
     Raises:

@@ -82,20 +82,18 @@ def import_states(
         source: Folder of safetensors, .npz or .npy files, DeepSpec cache, data set that `datasets`
             saved, HDF5 or .npy file or memory map.
         name: Split to write, such as 0e/train.
-        layers: What the layers are, by index or name, such as 2,18,33; by default what the files
-            say.
+        layers: Indices or names of the layers, such as 2,18,33; by default those of the files.
         compression: none, zstd or pcodec.
         shard_tokens: Tokens of a shard; by default 4,096, or twice the longest sample.
         permute: Seed of a stored order that mixes neighbours.
-        model: Whose hidden states they are, for the provenance.
+        model: Name of their model, for the provenance.
         lengths: .npy with the tokens of each sample, beside one array.
         input_ids: .npy with the token ids, beside one array.
         dtype: Numbers of a memory map: float16, bfloat16, float32 or float64.
         shape: Shape of a memory map, such as 1000,128,4,768.
-        column: Column of a data set that has the hidden states; or the tensors that are the layers,
-            by a pattern of their names, such as 'blocks.*.hook_resid_post'.
-        format: Kind of files, of a folder that holds several: safetensors, npz, npy, arrow or
-            deepspec.
+        column: Column of the hidden states; or a pattern for the names of the layers, such as
+            'blocks.*.hook_resid_post'.
+        format: Kind of files, in a mixed folder: safetensors, npz, npy, arrow or deepspec.
         skip_bad: Leave out damaged samples, and count them.
 
     Raises:

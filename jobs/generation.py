@@ -72,8 +72,7 @@ def generate(
         model: Decoder: a folder, or a name on the hub.
         data: Prompts: a file, a folder or a data set on the hub.
         revision: Branch, tag or commit of the decoder on the hub.
-        task: What the prompts are: text (jsonl, parquet, txt), or chat, conversations whose next
-            message is generated.
+        task: Form of the prompts: text (jsonl, parquet, txt), or chat, conversations to answer.
         text: Column of the texts (task text; default text).
         split: Split of the data, where they have several.
         skip_bad: Leave out malformed rows and prompts that are too long; count them.

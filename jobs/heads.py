@@ -320,8 +320,8 @@ def heads(
     Args:
         name: Show this head in full; by default list all.
         hidden: Width of the hidden states; by default the workspace's, or 1024.
-        layers: How many hidden states the encoder has, with the embedding output; by default the
-            workspace's, or 25.
+        layers: Number of hidden states, with the embedding output; by default the workspace's, or
+            25.
         kind: List this kind alone: span or classification.
 
     Raises:
@@ -383,7 +383,7 @@ def heads_table(heads: Sequence[Values], encoder: str) -> str:
 
     Args:
         heads: fields of `HeadInfo`.
-        encoder: what the sizes are for.
+        encoder: Encoder of the sizes.
     """
     rows = [
         {**head, "name": head["name"] + " *" * head["costly"], "millions": _millions(head)}

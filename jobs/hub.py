@@ -78,13 +78,12 @@ def push(
             1e/train,1e/dev, store for all splits, or report.
         repository: owner/name, made where there is none.
         revision: Branch to send to; by default the main one.
-        with_encoder: Send a head, an ensemble or bert:1e with its encoder, as one folder that
-            answers texts (`bertvision predict owner/name`).
+        with_encoder: Send a head, an ensemble or bert:1e with its encoder, for `bertvision predict
+            owner/name`.
         private: Visibility of a new repository; by default its owner's.
         license: Licence that the card names, such as cc-by-4.0.
-        replace: Take the place of the card, and of files of the same names, that somebody else put
-            there, and of another split of a name; with store, remove the splits that an earlier
-            push sent and the store does not have.
+        replace: Replace the card, files and splits of the same names; with store, also remove
+            splits that an earlier push sent and the store does not have.
 
     Raises:
         UnknownNameError: there is no such head, snapshot or split.
@@ -166,8 +165,8 @@ def pull(
 
     Args:
         repository: owner/name, or datasets/owner/name, spaces/owner/name.
-        folder: Where to put it; by default where it belongs in the workspace. Snapshots and reports
-            need one.
+        folder: Folder to write; by default its place in the workspace. Snapshots and reports need
+            one.
         split: Splits of a store to bring, such as 1e/dev; by default all.
         revision: Branch, tag or commit; by default the main branch.
 

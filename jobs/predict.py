@@ -51,16 +51,14 @@ def predict(
         ['bert:1e', 'learned-pooling:1e']
 
     Args:
-        what: bert:1e, trained heads such as adapter-64-shared:0.3e, ensembles, folders of
-            snapshots, heads or saved predictors, or owner/name on the hub.
-        data: File with texts: .csv, .tsv, .jsonl or .parquet with named columns, questions in the
-            form of SQuAD, words in CoNLL columns, CoNLL-U, or a text on each line; - reads lines
-            from standard input.
+        what: bert:1e, heads such as adapter-64-shared:0.3e, ensembles, folders of snapshots, heads
+            or predictors, or owner/name on the hub.
+        data: File with texts: .csv, .tsv, .jsonl or .parquet with named columns, SQuAD's JSON,
+            CoNLL columns, CoNLL-U, or a text on each line; - reads standard input.
         text: A text, or a question, in the place of a file.
         text_pair: Second text of a pair, or the context of the question.
-        output: File to write: .jsonl or .csv with a row for each answer; .json with the answers by
-            id, as SQuAD's own script reads them; .conll with words and their tags, or .conllu with
-            parses.
+        output: File to write: .jsonl or .csv with a row for each answer; .json with answers by id,
+            as in SQuAD; .conll with tags, or .conllu with parses.
         skip_bad: Leave malformed rows out and count them.
 
     Returns:

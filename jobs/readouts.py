@@ -110,14 +110,13 @@ def probe(
         checkpoint: Snapshots, such as 0e,1e.
         untrained: Also probe the twin with random weights.
         layers: Hidden states, such as 0,6,12 (0: embeddings), or all.
-        pool: Poolings of a window's tokens: cls, sep, mean, max, first, last, at:FIELD (default
-            cls,mean, of decoders last,mean); of the tokens of words: first, last, mean, max
-            (default mean).
+        pool: Poolings of a window: cls, sep, mean, max, first, last, at:FIELD (default cls,mean, of
+            decoders last,mean); of words: first, last, mean, max (default mean).
         concat: Also layers put end to end, such as first+last,0+3+6.
         mlp: Probe with a hidden layer of 50 sigmoids, not linearly.
         control: Also probe the control task, for selectivity.
-        mdl: Also measure the description length, by online coding.
-        inlp: Also remove the labels by so many null-space projections, and probe what is left.
+        mdl: Also measure the description length.
+        inlp: Also probe after this number of null-space projections of the labels.
         save: Also keep the weights of the probes, for `direction`.
         memory: GiB that features and probes may take, about.
 
@@ -442,7 +441,7 @@ def rank(
             workspace of wikiqa_pairs.
         layers: all: each hidden state alone; numbers, first (1), last; + puts them end to end:
             all,first+last.
-        seeds: How many times each scorer is trained.
+        seeds: Trainings of each scorer.
 
     Raises:
         InputError: a name is not known, the data lacks a part, or a part has no positive passage.

@@ -75,7 +75,7 @@ def predictions(
         >>> worst = answers.to_pandas().sort_values("f1").head()
 
     Args:
-        system: as for `compare`: ``NAME[:TRAINED_ON[:CHECKPOINT]]``.
+        system: System, as for `compare`: ``NAME[:TRAINED_ON[:CHECKPOINT]]``.
         trained_on: snapshot the head was trained on, where several are possible.
         checkpoint: snapshot it was scored on, likewise.
         split: Split that was scored.

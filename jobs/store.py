@@ -292,13 +292,12 @@ def audit(
         name: Split, such as 0.3e/train.
         model: Encoder of an imported split: a folder or a name on the hub.
         tokenizer: Its tokenizer, where it is not beside the encoder.
-        layers: Hidden states that the layers of an imported split are, such as 2,18,33; by default
-            its indices.
+        layers: Hidden states of an imported split's layers, such as 2,18,33; by default its
+            indices.
         sample: Examples that are computed again.
         seed: Seed of their choice.
-        tolerance: How far states may be apart beside what the encoding loses, in parts of their
-            distance from the mean; by default 0.01, or 0.1 where the arithmetic is not known to be
-            float32.
+        tolerance: Largest distance of states beyond the encoding's loss, in parts of their distance
+            from the mean (default 0.01, or 0.1 where the arithmetic is not known to be float32).
 
     Raises:
         UnknownNameError: there is no such split, or its snapshot or data are gone.
@@ -369,8 +368,8 @@ def shuffle_tokens(
         name: Split to copy, such as 0.3e/train.
         to: Name of the copy in the same snapshot, such as train-shuffled.
         seed: Seed of the permutation.
-        scratch: Folder for as many bytes again, taken for a while; by default beside a local store,
-            else where the system keeps temporary files.
+        scratch: Folder for temporary files of the split's size; by default beside a local store,
+            else the system's.
 
     Raises:
         UnknownNameError: there is no such split.

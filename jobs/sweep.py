@@ -84,9 +84,9 @@ def sweep(
         trained_on: Snapshots to train on, such as 0.3e,1e; by default all.
         checkpoint: Snapshots to evaluate on; by default all.
         fractions: Parts of the training examples, such as 0,0.1,0.3,1.
-        seeds: How many times each is trained, with seeds from 0.
+        seeds: Trainings of each, with seeds from 0.
         lr: Learning rate of Adam (default 1e-3). Of several, such as 1e-4,3e-4,1e-3, each head gets
-            the one that does best on tune; names say it, and the others are not scored on split.
+            the best on tune.
         split: Split to score.
 
     Returns:

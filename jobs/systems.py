@@ -114,7 +114,7 @@ def ensemble(
     Args:
         heads: Names of trained heads.
         with_bert: Make BERT at the same snapshot a member too.
-        combine: How the softmaxes are combined: max or mean.
+        combine: Combination of the softmaxes: max or mean.
         trained_on: Snapshot the heads were trained on.
         checkpoint: Snapshot they were scored on; by default the same.
         split: Split that was scored.
@@ -177,10 +177,10 @@ def compare(
     Args:
         first: System as NAME[:TRAINED_ON[:CHECKPOINT]]: bert:1e, learned-pooling:0.3e:1e, …
         second: The other system, likewise.
-        by: What is drawn: context (with all its questions) or question; of sentences, items.
-        resamples: How often the bootstrap draws.
+        by: Unit to draw: context (with all its questions) or question; of sentences, items.
+        resamples: Bootstrap samples.
         seed: Seed of the draws.
-        seeds: one, as named, or all that were trained, which are then drawn too.
+        seeds: one, as named, or all trained ones, which are then drawn too.
         beside: Workspace of the second system, with the same data.
         split: Split that was scored.
 

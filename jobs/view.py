@@ -64,14 +64,14 @@ def view(
 
     Args:
         name: Split, such as 1e/dev.
-        head: Head whose probabilities and errors are shown: NAME, or NAME:SNAPSHOT it was trained
-            on; of bert and of ensembles the errors.
+        head: Head whose probabilities and errors are shown: NAME[:TRAINED_ON]; of bert and
+            ensembles the errors.
         direction: Safetensors file with vectors (hidden,) or (n, hidden), a linear probe that was
             saved, or an autoencoder of SAELens.
         latents: Latents, or rows of the file, such as 3,17; by default up to eight.
         channels: Channels, such as 3,308; by default the three largest, or none with
             ``direction``.
-        layer: Layer of nearest and top tokens, and of an autoencoder: an index or a name.
+        layer: Layer of nearest and top tokens and of an autoencoder, by index or name.
         max_tokens: Seeded sample of whole examples with at most so many tokens.
         output: HTML file; by default in view/ of the workspace.
 

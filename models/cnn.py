@@ -32,7 +32,7 @@ class CNNSpanHead(SpanHead):
     Args:
         layers: number of hidden states, the embedding output included.
         hidden: width of the hidden states.
-        pooling: how the layers become one channel before, or None to keep a channel per layer.
+        pooling: Pooling of the layers into one channel before, or None to keep a channel per layer.
         size: width of an adapter before, or None.
         dilation: Dilation of the kernels.
         dropout: share of the features of a token that are dropped in training.

@@ -185,7 +185,7 @@ class AdapterSpanHead(SpanHead):
         hidden: width of the hidden states.
         size: width of the compressed states.
         shared: one `SharedAdapter` for all layers if true, else an `IndependentAdapter`.
-        skip: what the output layer is given beside it, concatenated: the last hidden state
+        skip: Further input of the output layer, concatenated: the last hidden state
             itself, the learned pooling of all layers compressed by an adapter of its own, or
             nothing.
     """

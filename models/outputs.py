@@ -149,7 +149,7 @@ def pad_packed(values: Tensor, lengths: Tensor, *, fill: float) -> Tensor:
     Args:
         values: (tokens, …), the tokens of all examples one after the other.
         lengths: (batch,) integers, tokens per example, each at least 1; their sum is ``tokens``.
-        fill: what stands behind the last token of an example shorter than ``max(lengths)``.
+        fill: Value behind the last token of an example shorter than ``max(lengths)``.
 
     Returns:
         (batch, seq, …) with seq = max(lengths); gradients flow to ``values``.

@@ -110,7 +110,7 @@ class _XceptionClassHead(ClassificationHead):
         layers: number of states of [CLS].
         hidden: width of the states, at least 9.
         stem: channels of the two convolutions; the first has stride 3, neither is padded.
-        blocks: what follows them.
+        blocks: Blocks that follow them.
         features: channels at the end.
         skip: concatenate the last state.
         classes: logits.

@@ -42,7 +42,7 @@ DEFAULTS: Any = None
 WorkspacePath = Annotated[
     StrPath | None,
     Option(
-        "Folder of the experiment; by default the one you stand in.",
+        "Folder of the experiment; by default the current one.",
         "--workspace -w",
         decides=False,
     ),
@@ -57,10 +57,7 @@ StorePath = Annotated[
 ]
 NewStorePath = Annotated[
     StrPath | None,
-    Option(
-        "Activation store, a folder or an fsspec URL, made where there is none; by default the "
-        "workspace's."
-    ),
+    Option("Activation store, a folder or an fsspec URL; by default the workspace's."),
 ]
 FigurePath = Annotated[
     StrPath | None,
@@ -71,8 +68,8 @@ OtherWorkspace = Annotated[
     Option("Workspace with the second snapshot, of the same data.", "--with", decides=False),
 ]
 Seed = Annotated[int, Option("Seed of the sample.", ge=0)]
-MaxTokens = Annotated[int, Option("Seeded sample of at most so many tokens; 0 uses all.", ge=0)]
-Resamples = Annotated[int, Option("How often the bootstrap draws, for intervals.", ge=1)]
+MaxTokens = Annotated[int, Option("Largest seeded sample of tokens; 0 uses all.", ge=0)]
+Resamples = Annotated[int, Option("Bootstrap samples of intervals.", ge=1)]
 PrecisionOption = Annotated[
     PrecisionName,
     Option("Arithmetic: 32, bf16, or auto, which is bf16 where it is native.", decides=False),
@@ -89,15 +86,14 @@ ClusterAddress = Annotated[
 Devices = Annotated[
     int,
     Option(
-        "Processes that share the heads out among them, a GPU for each where there are GPUs "
-        "(docs/scaling.md).",
+        "Processes that share the heads, each on a GPU if there are GPUs (docs/scaling.md).",
         ge=1,
     ),
 ]
 DataSource = Annotated[
     StrPath | None,
     Option(
-        "Where the data are, to be said once: a file, a folder or a data set on the hub.",
+        "File, folder or data set on the hub, to be named once.",
         decides=False,
     ),
 ]
@@ -121,7 +117,7 @@ NewModel = Annotated[
 Poolings = Annotated[Names, Option(f"Poolings of a window's tokens: {POOLING_NAMES}.")]
 NewEncoding = Annotated[
     EncodingName | None,
-    Option(f"How to store what is extracted (default int8): {ENCODING_NAMES}.", check=get_encoding),
+    Option(f"Encoding of extracted states (default int8): {ENCODING_NAMES}.", check=get_encoding),
 ]
 
 

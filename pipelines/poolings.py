@@ -109,7 +109,7 @@ def pool(
         lengths: (windows,) tokens of each, at least 1.
         pooling: Name of the pooling.
         special: Special tokens at the ends of each window.
-        places: By pooling ``at:FIELD``, (windows,) the token of each, counted inside the window.
+        places: Token of each window, (windows,), counted inside it, by pooling ``at:FIELD``.
 
     Returns:
         (windows, …) in the type of ``states``.

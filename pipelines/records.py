@@ -88,7 +88,7 @@ def read_record(
         path: Path of the file.
         model: Model of the value, strict: no text is taken for a number.
         again: the command that makes it, for the messages.
-        mend: what to do where it is damaged; by default to delete it and run ``again``.
+        mend: Advice where it is damaged; by default to delete it and run ``again``.
         sha256: SHA-256 of the file, where it is known; a record of `write_record` knows its own.
 
     Raises:

@@ -23,6 +23,7 @@ MEASURED = [
     *sorted(DOCS.glob("results*.md")),
     *(DOCS / f"{name}.md" for name in ("analyses", "scaling", "performance", "tokens")),
     DOCS / "compression.md",
+    DOCS / "index.md",
     DOCS.parent / "README.md",
 ]
 """Pages whose prose has measured numbers."""

@@ -51,7 +51,7 @@ class Calibration(NamedTuple):
     """Channel statistics and errors that a quantised encoding takes from a sample.
 
     Attributes:
-        stats: to encode with.
+        stats: Statistics for the encoding.
         errors: by kind of token, (layers,) float32: the mean over tokens of the root mean square
             error over channels, in deviations of the channel.
         plain: the moments of all tokens alike, which older versions encoded with.

@@ -228,7 +228,7 @@ def encode(
         hidden_states: (tokens, layers, hidden), any float dtype.
         encoding: Encoding from `layout.get_encoding`.
         stats: channel statistics on the same device; required by the quantised encodings.
-        nonfinite: what to do about NaN, infinity and values too large for the encoding: refuse
+        nonfinite: Treatment of NaN, infinity and values too large for the encoding: refuse
             them, or replace and count them. Replaced, NaN becomes the channel's mean, the others
             the largest value beside them in the token's group of channels; in a float encoding,
             NaN becomes 0 and the others the largest finite number.

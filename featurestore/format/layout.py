@@ -43,13 +43,13 @@ class Encoding(NamedTuple):
     """How one encoding is held in torch and in Zarr.
 
     Attributes:
-        name: of the encoding, which is also the name of the codes' type in torch, but for int4.
-        zarr_dtype: of the codes on disk and in numpy.
+        name: Name of the encoding, and but for int4 of the codes' type in torch.
+        zarr_dtype: Type of the codes on disk and in numpy.
         code_bytes: bytes of one code.
         levels: codes go from −levels to levels; 0 for the float encodings.
         group: channels that share a scale; 0: all do.
         packed: channels in a code, 1 or 2.
-        scale_dtype: of the scale on disk, in numpy and in torch; of no meaning without one.
+        scale_dtype: Type of the scale on disk, in numpy and in torch; of no meaning without one.
         relative_rounding: root mean square of the rounding errors of a float encoding, as a part of
             the value.
         error: Root mean square error in deviations of the channel that was asked for: of the

@@ -78,10 +78,10 @@ class ShardRecord(_Record):
     Attributes:
         shard: its number in the plan.
         split_sha256: `SplitRecord.identity` of the split that it belongs to; None in format 1.0.
-        examples: how many it holds.
+        examples: Number of its examples.
         tokens: real tokens it holds.
         nonfinite: hidden-state values that were NaN or infinite and were replaced.
-        files: by array name (``hidden_states``, ``scale``, those of `OUTPUTS`).
+        files: Files by array name (``hidden_states``, ``scale``, those of `OUTPUTS`).
         checksums: base64 of little-endian uint64 (layers, examples): xxh3-64 of the codes of each
             example's real tokens in each stored layer, so that any part that is read is checked.
     """
@@ -101,7 +101,7 @@ class ArrayRecord(_Record):
     Attributes:
         dtype: NumPy's name of an integer, float or boolean type.
         dims: names of its dimensions; the first is example, token or layer.
-        shape: as long as ``dims``.
+        shape: Length of each of ``dims``.
         sha256: Digest of its values, little-endian, in C order.
     """
 
@@ -151,7 +151,7 @@ class Layout(Header):
         layers: indices of the stored hidden states; 0 is the embedding output.
         hidden_size: channels of a hidden state.
         shard_tokens: capacity of a shard.
-        provenance: what the activations were computed from; any difference is refused.
+        provenance: Origin of the activations; any difference is refused.
         versions: Versions of the libraries that wrote it; differences are allowed.
     """
 
@@ -202,12 +202,12 @@ class SplitRecord(Layout):
     """Record of a split: written once, before the first shard or after the last.
 
     Attributes:
-        examples: how many the split has.
+        examples: Number of examples of the split.
         tokens: real tokens of all examples.
-        shards: how many the plan has.
+        shards: Number of shards of the plan.
         permutation_seed: Seed of the stored order; None where the data's order was kept.
         plan_sha256: digest of the plan.
-        arrays: that are written with the plan, by name.
+        arrays: Arrays written with the plan, by name.
         examples_sha256: Digest of the examples table's content.
     """
 

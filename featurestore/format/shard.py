@@ -89,7 +89,7 @@ class ShardReader:
     Args:
         storage: Storage of the store.
         record: Record of the split.
-        committed: of the shard.
+        committed: Record of the shard.
         lengths: (examples of the shard,) tokens of each.
         transform: Coder of its layers, where the encoding is the transform.
 
@@ -181,7 +181,7 @@ class ShardReader:
         """Read consecutive examples into memory that is already there.
 
         Args:
-            first: of the shard's examples.
+            first: First of the examples, counted in the shard.
             last: the one after the last.
             positions: Places on the stored layer axis.
             codes: (layers, tokens, width) in the encoding's Zarr dtype; each layer C-contiguous.
@@ -225,7 +225,7 @@ class ShardReader:
         """Read the log-probabilities of consecutive examples into memory that is already there.
 
         Args:
-            first: of the shard's examples.
+            first: First of the examples, counted in the shard.
             last: the one after the last.
             out: Arrays of their tokens.
 

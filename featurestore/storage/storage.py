@@ -88,7 +88,7 @@ class Storage(ABC):
 
         Args:
             key: Key of the file.
-            most: how many there may be; a store that somebody made to hurt has larger ones.
+            most: Largest number of them; a store that somebody made to hurt has larger ones.
 
         Raises:
             FileNotFoundError: there is none.

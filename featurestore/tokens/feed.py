@@ -48,7 +48,7 @@ class TokenBatch:
         examples: (n,) int64 the example of the split that each token is of.
         positions: (n,) int64 its place in that example.
         side_by_side: whether vectors have an axis of layers.
-        transform: what decoded vectors go through before they are scaled, or None.
+        transform: Transform of decoded vectors before they are scaled, or None.
         logits: Log-probabilities of the next tokens, (n, …) each, where they were asked for.
 
     Examples:
@@ -220,7 +220,7 @@ class ShardRing:
         positions: Places on the stored layer axis.
         kept: the tokens that are streamed.
         pieces: Pieces in the order they are needed.
-        memory: of a slot for each piece that is held, or of one for each shard.
+        memory: Memory of a slot for each piece that is held, or of one for each shard.
         most: pieces that are held: those that are needed at a time, and those that are read
             meanwhile.
         early: shards that are opened before there is room for them.
@@ -377,9 +377,9 @@ class TokenFeed:
         side_by_side: Whether vectors have an axis of layers.
         kept: the tokens that are streamed.
         order_of: the order of an epoch.
-        cuts: how an epoch is cut into batches.
+        cuts: Cuts of an epoch into batches.
         factors: (layers,) float32 that vectors are multiplied by, or None.
-        transform: what vectors go through before, or None.
+        transform: Transform of the vectors before, or None.
         readers: threads that read.
         logits: Whether batches have log-probabilities.
 

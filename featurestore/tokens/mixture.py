@@ -92,7 +92,7 @@ class TokenMixture:
         """The decoded vectors of the batches, those of each split one after another.
 
         Args:
-            device: where codes are sent and decoded.
+            device: Device on which codes are decoded.
             dtype: Type of the vectors.
 
         Yields:

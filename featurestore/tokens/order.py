@@ -169,7 +169,7 @@ class TokenOrder:
         end: (pieces,) int64 the one after the last.
         buffer: pieces that are mixed at a time.
         seed: Seed of the epoch, or None: tokens come in stored order.
-        rank: of this process, which mixes in its own way.
+        rank: Rank of this process, which mixes in its own way.
         mix: number of the way in which the tokens of the shards are mixed.
     """
 
@@ -293,7 +293,7 @@ class TokenCuts:
 
     Attributes:
         tokens: Tokens of an epoch, of this rank.
-        most: of the rank that has most.
+        most: Tokens of the rank that has most.
         batch_size: tokens of a batch.
         endless: epochs follow each other without a seam and every batch is full. Otherwise a batch
             is of one epoch, its last one smaller, and all ranks have equally many.

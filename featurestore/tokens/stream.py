@@ -132,8 +132,8 @@ class TokenStream:
     Attributes:
         too_long: Tokens that ``max_norm`` leaves out.
         transform: The `TokenTransform` of the vectors, or None; its ``inverse`` gives them back.
-        batches: that were given out since the beginning of the first epoch.
-        wait_seconds: how long the consumer has waited for batches, in all.
+        batches: Number of batches given out since the beginning of the first epoch.
+        wait_seconds: Seconds that the consumer has waited for batches, in all.
 
     Raises:
         IncompleteSplitError: shards of the split are not committed yet.
@@ -315,7 +315,7 @@ class TokenStream:
         Whoever takes them may change them in place, and keep them.
 
         Args:
-            device: where codes are sent and decoded.
+            device: Device on which codes are decoded.
             dtype: Type of the vectors.
 
         Yields:

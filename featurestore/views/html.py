@@ -22,7 +22,7 @@ def html_table(
         header: names of the columns, or none.
         rows: cells as text, as many in each row.
         title: above it.
-        right: for each column, whether it stands to the right; all stand to the left by default.
+        right: Whether each column stands to the right; all stand to the left by default.
     """
     sides = ["right" if each else "left" for each in right]
     sides += ["left"] * (max(map(len, (header, *rows)), default=0) - len(sides))

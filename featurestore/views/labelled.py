@@ -125,7 +125,7 @@ class OnDemand(BackendArray):
     """An array of a split that is read when it is indexed.
 
     Attributes:
-        source: where the split is.
+        source: Place of the split.
         shape: Shape of the array.
         dtype: Dtype of its values.
     """
@@ -170,7 +170,7 @@ class Whole(OnDemand):
     """An array that lies under one checksum: read whole when it is first indexed, and kept.
 
     Attributes:
-        load: what reads it from its split.
+        load: Function that reads it from its split.
     """
 
     def __init__(self, dtype: Any, load: Load, source: SplitSource, shape: tuple[int, ...]) -> None:

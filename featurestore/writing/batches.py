@@ -25,8 +25,8 @@ class BatchExample(NamedTuple):
     Attributes:
         hidden_states: (seq, layers, hidden).
         input_ids: (seq,) or None.
-        labels: By name, the row of each.
-        fields: By name, (seq, …) each.
+        labels: Row of each label, by name.
+        fields: Fields by name, (seq, …) each.
     """
 
     hidden_states: Tensor

@@ -232,7 +232,7 @@ class ShardBuffer:
         layout: Layout of the split.
         nonfinite: Treatment of NaN and infinity (see `encode`).
         stats: channel statistics, where they are known.
-        losses: What small values lost in the buffers of the same writer.
+        losses: Losses of small values in the buffers of the same writer.
 
     Attributes:
         stats: channel statistics, once they are known.

@@ -46,7 +46,7 @@ def as_whole(what: str, value: object) -> int:
 
     Args:
         what: names it, for the message.
-        value: it; NumPy's numbers are taken too.
+        value: Value; NumPy's numbers are taken too.
 
     Raises:
         InputError: it is none, as 1.0, "1" and True are none.
@@ -214,7 +214,7 @@ def as_top(name: str, seq: int, logits: object, rule: TopRule | None) -> TopLogi
         seq: Tokens of the example.
         logits: Logits over the vocabulary, or what is stored of them; None where the split has
             none.
-        rule: What is stored of them.
+        rule: Rule of the stored tokens.
 
     Raises:
         InputError: They are missing, of no use, or of another shape.
@@ -250,7 +250,7 @@ def check_same(columns: Mapping[str, Column], there: Mapping[str, Column], what:
     """Check that an example has the arrays that the examples before it have.
 
     Args:
-        columns: what it has.
+        columns: Columns of the example.
         there: Values that they have.
         what: names it, for the message.
 

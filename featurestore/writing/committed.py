@@ -31,7 +31,7 @@ class Committed:
 
     Attributes:
         keys: Keys of the examples.
-        columns: that every example has; None as long as there is none.
+        columns: Columns of every example; None as long as there is none.
         own: versions of the files of the shards that this process committed, by the shard and the
             file's name: as long as a file has its version, its bytes are those that were written.
     """

@@ -33,7 +33,7 @@ class Column(BaseModel):
     """An array beside the hidden states, the same in all shards.
 
     Attributes:
-        per: what it has an entry for.
+        per: Unit of an entry.
         dtype: NumPy's name of its type.
         shape: Shape of an entry.
     """
@@ -52,7 +52,7 @@ class GrowingRecord(Layout):
 
     Attributes:
         writing: drawn at random when the split was begun; its shards are bound to it.
-        parts: that were begun and have not been closed; they may have more examples to come.
+        parts: Parts that were begun and have not been closed; they may have more examples to come.
         arrays: channel statistics and what the encoding loses, once they are known.
         final: the split's record, once all examples are there and it is being finished.
         moves: Whether its examples are moved to other shards before it is finished.
@@ -79,7 +79,7 @@ class GrowingShard(ShardRecord):
     Attributes:
         keys: (examples,) of its examples.
         lengths: (examples,) tokens of each.
-        columns: what its rows file holds, by name.
+        columns: Content of its rows file, by name.
     """
 
     growing: Literal[True] = True

@@ -103,7 +103,7 @@ def commit(
     Args:
         ledger: Ledger of the split, a part of which the caller holds.
         begun: its record when that part was opened.
-        committed: what its shards hold; the new one is added.
+        committed: Content of its shards; the new one is added.
         buffer: nothing is committed where it holds nothing, or what was committed already.
         batch: `ShardBuffer.batch` when this was asked for; where the buffer holds others by now,
             these are not committed.

@@ -48,8 +48,8 @@ def check_split(ledger: Ledger, spec: SplitSpec, contents: SplitContents) -> Non
                 f"the data make other {name} now than {ledger.name} in {ledger.storage} was begun "
                 "with, so that what is written now would not be of the same tokens: a chat "
                 "template that writes the date was read on another day (--date), or the versions "
-                "of bertvision, tokenizers or transformers are others (docs/upgrading.md); use the "
-                "same, or another store"
+                "of bertvision, tokenizers or transformers are others; use the same, or another "
+                "store"
             )
 
 

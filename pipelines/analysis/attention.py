@@ -170,7 +170,7 @@ class AttentionResult(AnalysisResult):
         measures: names, see `MEASURES`.
         layers: numbers of the transformer layers, from 1.
         heads: numbers of the attention heads, from 1.
-        name: what was measured, for titles.
+        name: Name of the measured snapshot, for titles.
         n_windows: windows that entered.
         n_available: windows of the split.
         n_tokens: tokens of these windows.
@@ -268,7 +268,7 @@ def attention_of_maps(
     """Measure what each attention head looks at.
 
     Args:
-        maps: of `attention_maps`; one window is held at a time.
+        maps: Maps of `attention_maps`; one window is held at a time.
         sep: vocabulary index of [SEP]; None where there is none.
         name: Name of its subject, for titles.
         n_available: windows of the split; by default those given.
@@ -357,7 +357,7 @@ def attention(
         checkpoint: Snapshot to analyse.
         split: Split to analyse.
         task: A data set that was added before, not the workspace's own.
-        windows: Seeded sample of at most so many windows; 0 takes all.
+        windows: Largest seeded sample of windows; 0 takes all.
 
     Raises:
         UnknownNameError: there is no such snapshot, data set or split.

@@ -65,8 +65,8 @@ class WhiteLayer(NamedTuple):
 
     Attributes:
         loadings: (hidden, hidden) see `Whitening`.
-        rank: how many directions there are.
-        kept: how many hold the share of the variance that was asked for.
+        rank: Number of directions.
+        kept: Number that holds the share of the variance that was asked for.
     """
 
     loadings: Array

@@ -107,7 +107,7 @@ def cka_of_arrays(
         max_tokens: size of the uniform sample of tokens; None takes all of them.
         seed: Seed of that sample.
         scheduler: ``threads``, ``processes`` or ``tcp://host:port``; the result is the same.
-        names: what x and y are, for titles (snapshot tags, for example).
+        names: Names of x and y, for titles (snapshot tags, for example).
         layers_x: layer numbers of x; 0, 1, … by default.
         layers_y: layer numbers of y; 0, 1, … by default.
 

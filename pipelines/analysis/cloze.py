@@ -188,9 +188,9 @@ def cloze(
 
     Args:
         checkpoint: Snapshot to ask.
-        items: File of items (.jsonl), or agreement: sentences made here, in which a verb has to
-            agree with its subject.
-        k: How many first candidates P@k looks at.
+        items: File of items (.jsonl), or agreement: made sentences whose verb agrees with its
+            subject.
+        k: Number of first candidates of P@k.
         seed: Seed of draws, and of shuffled words.
 
     Raises:

@@ -80,20 +80,20 @@ class ContextResult(AnalysisResult):
             of different windows; NaN of a position that fewer than two windows have.
         positions: counted from the beginning of a window, special tokens too.
         snapshots: names of the snapshots.
-        name: what they are of, for titles.
+        name: Name of the snapshot, for titles.
         layers: layer numbers (0 = embedding output).
         n_words: words that are sampled.
         n_uses: uses of these.
         n_windows: windows of the intra-window similarity.
         n_window_tokens: tokens of these.
-        n_at: by position tokens that entered.
+        n_at: Tokens that entered, by position.
         n_available: tokens that there are.
-        n_special: of these, special tokens.
+        n_special: Special tokens among them.
         n_pieces: pieces of words, which are left out.
         n_marks: tokens without a letter or a digit, which are left out.
         n_repeated: uses in surroundings that were there before, which are left out.
         n_rare: uses of words that have too few, which are left out.
-        contexts: how many uses a word must have.
+        contexts: Uses that a word must have.
         seed: Seed of the samples.
     """
 
@@ -252,9 +252,9 @@ class Samples(NamedTuple):
     """The tokens that enter, as rows of windows behind one another.
 
     Attributes:
-        uses: of words.
+        uses: Uses of words.
         windows: tokens of some windows, without special ones.
-        at: for each position the tokens that stand there.
+        at: Tokens at each position.
         positions: these.
     """
 

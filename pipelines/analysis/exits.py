@@ -58,7 +58,7 @@ class ExitsResult(AnalysisResult):
     """Scores where windows leave the encoder at the first output layer that is sure enough.
 
     Attributes:
-        criteria: what is asked of an output layer: ``entropy``, ``probability``, ``patience``.
+        criteria: Criteria of an output layer: ``entropy``, ``probability``, ``patience``.
         thresholds: (criteria, points) of entropy, nats, the most, of the others the least at which
             a window leaves; NaN where none leaves early.
         mean_layers: (criteria, points) mean number of the layer at which windows leave, descending;
@@ -67,14 +67,14 @@ class ExitsResult(AnalysisResult):
         least: (criteria,) fewest mean layers at any threshold with a score of at most one point
             below that of the last layer.
         least_scores: (criteria,) score there.
-        layers: that have an output layer, the last of the encoder among them.
+        layers: Layers with an output layer, the last of the encoder among them.
         fixed: (layers,) score where all windows leave at this layer.
         weights: (layers,) of their losses in training, sum 1; NaN where the encoder did not hear
             of them.
-        metric: what the scores are.
+        metric: Metric of the scores.
         trivial: score of always giving the commonest answer; None where that is 0.
         tolerance: scores that differ by less agree; None where the task gives no scores.
-        name: what was measured, for titles.
+        name: Name of the measured snapshot, for titles.
         n_windows: windows that entered.
         n_items: items that they are of.
     """
@@ -320,7 +320,7 @@ def exits(
     Args:
         checkpoint: Snapshot that was fine-tuned with --variant exits:LAYERS.
         split: Split that is scored: dev or tune.
-        criterion: What decides where a window leaves: entropy,probability,patience (default all).
+        criterion: Criteria by which a window leaves: entropy,probability,patience (default all).
         tolerance: Scores that differ by less agree (default a tenth of their standard deviation).
 
     Raises:

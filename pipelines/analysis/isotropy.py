@@ -193,21 +193,21 @@ class IsotropyResult(AnalysisResult):
         removed: components that are taken out for the next two, beside the mean.
         corrected_cosine: mean cosine after that.
         corrected_ratio: log I after that.
-        quantiles: which of them the next two have.
+        quantiles: Quantiles of the next two.
         sd: (snapshots, sets, layers, quantiles) of the channels' standard deviations.
         gamma: the same of the channels' γ; see `spread`.
         mean_correlation: mean absolute correlation of two channels.
         dominant: least part of the channels that holds half of the variance.
         top_channel: the channel that adds most to the mean cosine.
-        top_cosine: what it adds to the mean cosine.
+        top_cosine: Its part of the mean cosine.
         outlier_channels: the channels whose mean or standard deviation lies more than
             ``outlier_sd`` standard deviations (over the channels of the layer) from the average.
-        outlier_sd: that threshold.
+        outlier_sd: Threshold of outliers.
         rounding: (snapshots, sets, layers) part of the variance that is rounding of the store's
             encoding; NaN where nothing varies.
         snapshots: names of the snapshots.
-        sets: which vectors: ``tokens``, ``[CLS]``.
-        name: what they are of, for titles.
+        sets: Sets of vectors: ``tokens``, ``[CLS]``.
+        name: Name of the snapshots, for titles.
         layers: layer numbers (0 = embedding output).
         n_vectors: (snapshots, sets) vectors that entered.
         n_available: (snapshots, sets) vectors that there are.
@@ -477,7 +477,7 @@ def isotropy_of_arrays(
     Args:
         snapshots: by name (token, layer, hidden) float32 activations, chunked along the tokens, all
             of the same layers.
-        first: by snapshot the rows of [CLS], which are then measured apart too.
+        first: Rows of [CLS] by snapshot, which are then measured apart too.
         components: Number of first principal components to sum the explained variance over.
         outlier_sd: threshold of the outlier channels. Kovaleva et al. (2021) take 3 for the
             parameters of the output LayerNorm; Bondarenko et al. (2021) take 6 for activations.

@@ -339,8 +339,8 @@ def product(x: NDArray[Any], y: NDArray[Any], total: Array | None = None) -> Arr
     """(hidden_x, layers, hidden_y) Σ x yᵀ of (tokens, hidden_x) and (tokens, layers, hidden_y).
 
     Args:
-        x: of one layer.
-        y: of the layers that it meets.
+        x: Vectors of one layer.
+        y: Vectors of the layers that it meets.
         total: Sum that it is added to, in its memory.
     """
     shape = x.shape[1], *y.shape[1:]
@@ -436,7 +436,7 @@ def feature_sums(blocks: Blocks, sides: Sequence[Centring]) -> KernelSums:
 
     Args:
         blocks: an array per side, (tokens, layers, hidden).
-        sides: how each is centred; of one side all pairs of its layers are computed, of two the
+        sides: Centring of each side; of one side all pairs of its layers are computed, of two the
             layers of the first with those of the second.
     """
     shapes = [side.mean.shape for side in sides]

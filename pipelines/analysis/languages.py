@@ -170,7 +170,7 @@ class LanguagesResult(AnalysisResult):
         majority: accuracy of always naming the largest group.
         groups: their names.
         sizes: (groups,) texts of each.
-        name: what was measured, for titles.
+        name: Name of the measured snapshot, for titles.
         layers: layer numbers (0 = embedding output).
         n_scored: texts that the classifier was scored on.
         seed: Seed of the sample, the halves and the starts of k-means.
@@ -412,7 +412,7 @@ def languages(
         task: Data sets that are the groups, such as mr,subj; or one with labels.
         text: Column of the texts (task csv; default text).
         label: Column of the groups (task csv; default label).
-        texts: At most so many of each group.
+        texts: Largest number of texts of each group.
         translations: The n-th texts of all groups say the same.
         seed: Seed of samples, halves and clusters.
 

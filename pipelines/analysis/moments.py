@@ -252,7 +252,7 @@ def parts(block: Block, layers: int = 1) -> Iterator[Block]:
 
     Args:
         block: (tokens, layers, hidden).
-        layers: how many of them are to be about `SLAB_BYTES` in float64.
+        layers: Number of layers that are about `SLAB_BYTES` in float64.
     """
     row = max(1, layers * block.shape[2]) * 8
     step = max(1, SLAB_BYTES // row)

@@ -199,7 +199,7 @@ class PruningResult(AnalysisResult):
         trivial: score of the commonest answer; None where the metric has none.
         layers: numbers of the transformer layers, from 1.
         heads: numbers of the attention heads, from 1.
-        name: what was measured, for titles.
+        name: Name of the measured snapshot, for titles.
         n_ranked: items by which heads were ordered.
         n_scored: other items, of which the curve is.
         seed: Seed of the choice of items, and of the random orders.

@@ -126,7 +126,7 @@ def gathered_blocks(
 
     Args:
         arrays: (token, layer, hidden) each.
-        rows: for each array (chosen,) rows of it; element i is the same token in all.
+        rows: Rows of each array, (chosen,); element i is the same token in all.
         size: tokens of a block, at most.
     """
     return hold(chosen_blocks(arrays, rows, size))[0]
@@ -190,7 +190,7 @@ def tree_reduce(
     alive at a time.
 
     Args:
-        blocks: what ``leaf`` is called with, one tuple per block; at least one.
+        blocks: Arguments of ``leaf``, one tuple per block; at least one.
         leaf: picklable; from one block (an array per element of the tuple) to a partial result.
         merge: picklable; associative; must not change its operands.
     """

@@ -66,7 +66,7 @@ class RelationsResult(AnalysisResult):
         high: (relations,) upper end.
         few: relations that have too few examples.
         few_examples: (few,) how many they have.
-        name: what was measured, for titles.
+        name: Name of the measured snapshot, for titles.
         n_chosen: sentences on which heads and offsets were chosen.
         n_scored: other sentences, on which they were scored.
         n_cut: sentences that were left out because they are longer than a window.
@@ -198,7 +198,7 @@ def looked(sentence: ParsedSentence, offsets: npt.NDArray[np.int32], maps: Windo
     Args:
         sentence: whole inside of its window.
         offsets: (tokens, 2) characters of its tokens.
-        maps: of its window.
+        maps: Attention maps of its window.
     """
     from bertvision.pipelines.tasks.treebank import words_of_tokens
 
@@ -344,9 +344,9 @@ def relations(
 
     Args:
         checkpoint: Snapshot to analyse.
-        data: A treebank in CoNLL-U, to be said once: a file or a folder.
+        data: A treebank in CoNLL-U, file or folder, to be named once.
         split: Split of the treebank.
-        sentences: Seeded sample of at most so many; 0 takes all.
+        sentences: Largest seeded sample of sentences; 0 takes all.
         seed: Seed of the sample and of intervals.
 
     Raises:

@@ -146,8 +146,8 @@ class Request:
     Attributes:
         kind: Name of the job.
         workspace: Workspace that it is kept in.
-        scheduler: Where it computes.
-        settings: By keyword what decides its result beside what it reads.
+        scheduler: Scheduler that computes it.
+        settings: Settings of its result, by keyword, beside the data that it reads.
         tags: Snapshots, as they are typed.
         names: Names of the splits or data sets that it reads.
         read: Splits that it reads of the workspace's store.

@@ -190,7 +190,7 @@ class Variable(NamedTuple):
         label: Header of its column, and name of its values in charts; without one it has no column.
         digits: Decimals in tables.
         sd: Whether the variable ``<name>_sd`` holds a standard deviation of it.
-        kind: How the values of its column are written.
+        kind: Kind of its column's values.
         interval: Whether its column shows ``<name>_low`` and ``<name>_high`` too.
         chart: Name of its values in charts, where that is another; empty for no chart.
         field: Field of a dataclass that holds it, where that is called otherwise.
@@ -250,8 +250,8 @@ class AnalysisResult(Plotted, Displayed):
         """A row for each combination of labels, with the values that stand there.
 
         Args:
-            labels: By key the labels of each axis, from the outermost.
-            values: By key an array, or tuples in one another, with these axes.
+            labels: Labels of each axis by key, from the outermost.
+            values: Array by key, or tuples in one another, with these axes.
         """
         same = {name: getattr(self, name) for name in self.named}
         plain = {key: _plain(value) for key, value in values.items()}
@@ -381,7 +381,7 @@ class AnalysisResult(Plotted, Displayed):
         """The result whose `to_json` these are; arrays are equal to the last bit, null is NaN.
 
         Args:
-            values: by the names of the fields.
+            values: Values by the names of the fields.
 
         Raises:
             ValueError: they are not the fields of such a result; names the first that is wrong.

@@ -63,13 +63,13 @@ class RsaResult(AnalysisResult):
         of_pairs: (splits, repeats, layers_x, layers_y) correlation over pairs of tokens; NaN where
             a layer has a token of length 0, or cosines that do not vary.
         of_tokens: (splits, repeats, layers_x, layers_y) the variant: mean over tokens.
-        x: what the rows are of, for titles.
-        y: what the columns are of.
+        x: Snapshot of the rows, for titles.
+        y: Snapshot of the columns.
         splits: names of the splits.
         layers_x: layer numbers of the rows (0 = embedding output).
         layers_y: layer numbers of the columns.
-        n_tokens: by split, tokens of a sample.
-        n_available: by split, tokens that it holds.
+        n_tokens: Tokens of a sample, by split.
+        n_available: Tokens of each split.
         seed: Seed of the samples.
     """
 
@@ -342,7 +342,8 @@ class Paired(NamedTuple):
 
     Attributes:
         x: (token, layer, hidden) activations, chunked along the tokens.
-        y: of the same tokens, perhaps in another order; its layers and hidden size may differ.
+        y: Activations of the same tokens, perhaps in another order; its layers and hidden size may
+            differ.
         rows_x: (tokens,) rows of x.
         rows_y: (tokens,) rows of y; element i is the same token as that of ``rows_x``.
     """
@@ -461,7 +462,7 @@ def rsa(
         first: Snapshot of the rows.
         second: Snapshot of the columns; may be the same.
         split: Split that both have; several side by side, such as dev,mpqa-all.
-        max_tokens: Seeded sample of at most so many tokens.
+        max_tokens: Largest seeded sample of tokens.
         repeats: Samples of each split.
 
     Raises:

@@ -286,7 +286,7 @@ def structure(
 
     Args:
         checkpoint: Snapshots, such as 0e,1e; untrained has random weights.
-        split: Split that is scored; probes are trained on train of the same treebank.
+        split: Split to score; probes are trained on the treebank's train.
 
     Raises:
         UnknownNameError: there is no such snapshot or split.

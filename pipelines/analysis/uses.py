@@ -95,8 +95,8 @@ class Uses(NamedTuple):
     """Tokens that are uses of words.
 
     Attributes:
-        groups: for each word the rows of its sampled uses.
-        random: as many groups of as many rows, each a use of any word.
+        groups: Rows of the sampled uses of each word.
+        random: Groups of the same number and sizes, each a use of any word.
         n_special: tokens that are special.
         n_pieces: tokens that are pieces of words.
         n_marks: tokens without a letter or a digit.
@@ -257,7 +257,7 @@ class Groups(NamedTuple):
 
     Attributes:
         blocks: (vectors, layers, hidden) each.
-        sizes: for each block the vectors of its groups.
+        sizes: Sizes of each block's groups, in vectors.
     """
 
     blocks: Blocks

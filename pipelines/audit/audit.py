@@ -68,7 +68,7 @@ class Finding(NamedTuple):
         example: its position in the split.
         key: its key, or its row in the data.
         kind: empty, prefix, truncated, shifted, layer, norm, swapped, tokens or other.
-        what: in words.
+        what: Description in words.
         distance: median over tokens and layers of how far the stored states are from computed ones,
             in parts of their distance from the mean; None where the tokens are not as many.
     """
@@ -90,7 +90,7 @@ class Audit(NamedTuple):
         wrong: Number of wrong ones in the sample.
         at_most: largest part of the examples that may be wrong (see `confidence.at_most`).
         confidence: Confidence in that.
-        tolerance: what the encoder may give otherwise.
+        tolerance: Largest deviation of the encoder.
         findings: the wrong examples.
         remarks: Oddities of the split as a whole.
         deviations: Scales and offsets that the sampled tokens share (see `Drift`), of examples that
@@ -131,7 +131,7 @@ def audit_split(
         reference: Values that it should hold.
         sample: Number of examples, drawn without putting back.
         seed: Seed of the sample.
-        tolerance: what the encoder may give otherwise, in parts of a state's distance from the
+        tolerance: Largest deviation of the encoder, in parts of a state's distance from the
             mean; by default that of the reference.
 
     Raises:

@@ -270,7 +270,7 @@ class Cause(NamedTuple):
 
     Attributes:
         kind: empty, prefix, truncated, shifted, layer, norm, swapped or other.
-        what: in words.
+        what: Description in words.
     """
 
     kind: str
@@ -284,7 +284,7 @@ class Case(NamedTuple):
         stored: (tokens, stored layers, hidden).
         computed: (tokens, hidden states, hidden); perhaps of another number of tokens.
         layers: (stored layers,) which hidden states they should be.
-        limit: how far the states of a token may be apart.
+        limit: Largest distance of a token's states.
         ids: (tokens,) of its window.
     """
 

@@ -83,16 +83,16 @@ class Encoder:
         alone: Whether each window is computed by itself, by the model's own forward pass: slower,
             and what all else is compared with.
         special: Special tokens at the ends of each window, which `poolings` ask for.
-        next_tokens: What reads the next token from last hidden states, of a decoder.
+        next_tokens: Reader of the next token from a decoder's last hidden states.
 
     Raises:
         InputError: The model cannot compute texts, or computes other states of the same window each
             time (see `padding_trial`).
 
     Attributes:
-        device: where it computes.
-        model: what it computes with.
-        tokens: what it gives out of each window, in the order of ``layers``.
+        device: Device that computes.
+        model: Model that computes.
+        tokens: Tokens or poolings of each window, in the order of ``layers``.
         attention: name of the attention that it computes, for the provenance of a split.
         logits: Log-probabilities of the tokens that the last call gave, with ``next_tokens``.
     """

@@ -266,7 +266,7 @@ class PaddedForward:
             pooler output.
         sites: names of sites, which then stand in the place of the hidden states: ``wanted`` counts
             them from 0.
-        next_tokens: What reads the next token from the last hidden state; None reads none.
+        next_tokens: Reader of the next token from the last hidden state; None reads none.
 
     Attributes:
         batching: Windows that are computed together.

@@ -48,7 +48,7 @@ class KeptStates:
     Args:
         layers: Indices of the hidden states, ascending, by token pooling.
         hidden_size: Hidden size of a hidden state.
-        where: they are kept.
+        where: Place of the states.
         special: Special tokens at the ends of each window.
     """
 
@@ -81,7 +81,7 @@ class KeptStates:
 
         Args:
             lengths: (windows,) tokens of each.
-            places: By pooling ``at:FIELD``, (windows,) its token in each.
+            places: Token of each window, (windows,), by pooling ``at:FIELD``.
         """
         self._given.clear()
         self._lengths = lengths

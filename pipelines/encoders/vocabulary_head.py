@@ -52,7 +52,7 @@ class MlmHead:
     Args:
         transform: a masked language model that reads states as ``inputs_embeds``, and gives what
             its decoder would read as ``logits``.
-        decoder: what stands behind the transform.
+        decoder: Layer behind the transform.
 
     Attributes:
         weight: (vocabulary, width) of the decoder.

@@ -158,7 +158,7 @@ class Piece(NamedTuple):
 
     Attributes:
         shards: by number, what the splits that lack it keep of a window.
-        failed: how often it was tried in vain.
+        failed: Number of failed tries.
     """
 
     shards: Mapping[int, Sequence[TokenPooling]]

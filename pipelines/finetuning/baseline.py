@@ -84,7 +84,7 @@ def scored(
     Args:
         workspace: Workspace with the data.
         snapshot: Snapshot as it is to be run.
-        folder: for its logits and predictions.
+        folder: Folder of its logits and predictions.
         where: see `logits_on`.
         command: likewise.
     """

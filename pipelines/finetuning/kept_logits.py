@@ -255,7 +255,7 @@ def open_student(root: Path | None, options: FinetuneOptions, *, resume: bool) -
     Where every snapshot is there, the teacher is needed no more.
 
     Args:
-        root: as there.
+        root: Folder of the workspace.
         options: likewise.
         resume: likewise.
 

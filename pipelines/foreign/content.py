@@ -32,7 +32,7 @@ class Example(NamedTuple):
     """An example on its way out.
 
     Attributes:
-        position: in the split.
+        position: Position in the split.
         states: (seq, layers, hidden) float16 or float32, in memory of its own.
         fields: arrays of its tokens, by name, (seq, …) each; ``input_ids`` is one of them.
         labels: arrays of it as a whole, by name.
@@ -58,8 +58,8 @@ class Content:
 
     Attributes:
         keys: Keys of the examples: those that it was written with, or the rows of its data.
-        numbers: of the examples: the row of the data that each stands for, or its key, where all
-            keys are numbers.
+        numbers: Numbers of the examples: the row of the data that each stands for, or its key,
+            where all keys are numbers.
         lengths: tokens of each.
         positions: Positions of its layers among the stored ones.
         layers: indices or names of these.
@@ -174,7 +174,7 @@ class ExportRecord(BaseModel):
         format: Format of the files.
         dtype: Type of the hidden states.
         layers: indices or names, in the order in which they lie in the files.
-        examples: how many.
+        examples: Number of examples.
         provenance: Provenance of the split.
         complete: whether all is there.
     """

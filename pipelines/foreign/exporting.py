@@ -42,8 +42,8 @@ class Exported(NamedTuple):
         folder: Folder of the files.
         format: Format of the files.
         dtype: Type of the hidden states.
-        examples: that are exported.
-        written: of these by this call.
+        examples: Number of exported examples.
+        written: Number of these written by this call.
         bytes: Bytes of the files.
     """
 

@@ -189,10 +189,10 @@ class Imported(NamedTuple):
         split: its name.
         source: Kind of the files.
         examples: Number of examples of the split.
-        added: by this call; the others were there before.
+        added: Number added by this call; the others were there before.
         skipped: why samples were left out, by key.
         bytes: Size of the split's shards.
-        layers: what they are called, or their indices.
+        layers: Names or indices of the layers.
     """
 
     tag: str
@@ -233,7 +233,8 @@ def import_source(
         tag: Tag of the split.
         split: its name.
         source: Source of the samples.
-        layers: what the layers are; by default what the files say, else ``stored 0``, ``stored 1``.
+        layers: Indices or names of the layers; by default those of the files, else ``stored 0``,
+            ``stored 1``.
         encoding: Encoding of the store.
         compression: Compression of the store.
         shard_tokens: capacity of a shard; by default what suits the longest sample.

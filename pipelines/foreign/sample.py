@@ -47,7 +47,7 @@ class Source(ABC):
         longest: tokens of the longest sample.
         bad: Samples that cannot be read, a reason by key; they are not among the keys.
         layer_names: Names of the layers, where the files say them.
-        model: whose hidden states they are, where the files say it.
+        model: Name of their model, where the files say it.
     """
 
     kind: ClassVar[str]

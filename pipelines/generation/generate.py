@@ -160,11 +160,11 @@ class Generated(NamedTuple):
         tag: Snapshot of the split.
         split: its name.
         examples: prompts with what follows, that the split has.
-        added: by this call; the others were there before.
+        added: Number added by this call; the others were there before.
         prompt_tokens: Stored tokens of the prompts of all examples.
         generated_tokens: likewise.
         keep: Rule of the tokens that are stored of each text; None where all are.
-        finish_reasons: how many ended by each (see `batch.FINISH_REASONS`).
+        finish_reasons: Number of texts by reason (see `batch.FINISH_REASONS`).
         layers: indices of the hidden states, or names of the sites.
         bytes: Size of the split's shards.
     """

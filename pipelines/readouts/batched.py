@@ -186,7 +186,7 @@ class Stack(Generic[B]):
     """The models of a readout: those that are still trained, and each at its best look.
 
     Attributes:
-        readout: What the models learn.
+        readout: Task of the models.
         parameters: Parameters of the models that are still trained, (some, …) each.
         best: Parameters of all models at their best look, (models, …) each.
         top: (models,) scores at their best look.
@@ -208,11 +208,11 @@ class Stack(Generic[B]):
         """Start all models.
 
         Args:
-            readout: What the models learn.
+            readout: Task of the models.
             seed: Seed of their start.
             optimiser: Makes the optimiser from stacked parameters. With `StackedAdam` a model goes
                 on with a tenth of its learning rate after a look without a new best.
-            rule: When models stop.
+            rule: Rule by which models stop.
             device: Device that trains.
             leaves: Whether a model that stopped is taken out, so that it costs nothing more;
                 otherwise what it goes on to learn does not count.

@@ -48,8 +48,8 @@ class ProbeOptions(Options):
     solver: Annotated[
         Solver,
         Option(
-            "adam trains probes as SentEval does; lbfgs finds the optimum, as scikit-learn's "
-            "LogisticRegression; ridge learns scores, as its RidgeCV.",
+            "adam as in SentEval; lbfgs as scikit-learn's LogisticRegression; ridge for scores, as "
+            "its RidgeCV.",
             later=True,
         ),
     ] = "adam"
@@ -108,7 +108,7 @@ class RankOptions(Options):
 
     margin: Annotated[float, Option("Margin of the pairwise hinge loss.", gt=0)] = 1.0
     """By how much a positive passage must score above a negative one to cost nothing."""
-    epochs: Annotated[int, Option("Most epochs of a training; the best on dev is kept.", ge=0)] = 30
+    epochs: Annotated[int, Option("Most epochs; the best on dev is kept.", ge=0)] = 30
     patience: Annotated[
         int, Option("Epochs without a better MAP on dev that end a training.", ge=1)
     ] = 5
@@ -121,10 +121,8 @@ class RankOptions(Options):
 class SimilarityOptions(Options):
     """Settings of the trained scorer, and of the intervals of all."""
 
-    seeds: Annotated[int, Option("How many times the trained scorer is trained.", ge=1)] = 3
-    epochs: Annotated[int, Option("Most epochs of a training; the best on dev is kept.", ge=1)] = (
-        100
-    )
+    seeds: Annotated[int, Option("Trainings of the trained scorer.", ge=1)] = 3
+    epochs: Annotated[int, Option("Most epochs; the best on dev is kept.", ge=1)] = 100
     patience: Annotated[
         int, Option("Epochs without a better dev score that end a training.", ge=1)
     ] = 10
@@ -133,7 +131,7 @@ class SimilarityOptions(Options):
     weight_decay: Annotated[float, Option("Weight decay of AdamW.", ge=0)] = 1e-2
     dev_fraction: Annotated[float, Option(gt=0, lt=1)] = 0.1
     """Part of the training pairs that is held out where the data have no dev to choose on."""
-    resamples: Annotated[int, Option("How often the bootstrap draws, for intervals.", ge=1)] = 1000
+    resamples: Annotated[int, Option("Bootstrap samples of intervals.", ge=1)] = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,14 +144,12 @@ class StructureOptions(Options):
 
     rank: Annotated[int, Option("Rank of the structural probes, at most.", ge=1)] = 128
     """Hewitt & Manning found no gain above 64 or 128."""
-    units: Annotated[
-        int, Option("Hidden units of the classifiers of edge probing; 0 is a linear one.", ge=0)
-    ] = 256
-    seeds: Annotated[int, Option("How many times each probe is trained.", ge=1)] = 3
-    epochs: Annotated[int, Option("Most epochs of a training; the best on dev is kept.", ge=1)] = 40
+    units: Annotated[int, Option("Hidden units of edge probes; 0 is linear.", ge=0)] = 256
+    seeds: Annotated[int, Option("Trainings of each probe.", ge=1)] = 3
+    epochs: Annotated[int, Option("Most epochs; the best on dev is kept.", ge=1)] = 40
     batch_size: Annotated[int, Option("Sentences per step.", ge=1)] = 20
     lr: Annotated[float, Option("Learning rate of Adam at the start.", gt=0)] = 1e-3
-    resamples: Annotated[int, Option("How often the bootstrap draws, for intervals.", ge=1)] = 1000
+    resamples: Annotated[int, Option("Bootstrap samples of intervals.", ge=1)] = 1000
     seed: Annotated[int, Option("First seed of starts and batches.", ge=0, lt=1 << 31)] = 0
 
 

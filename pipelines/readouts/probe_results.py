@@ -450,7 +450,7 @@ class Probing:
         """Measure one thing of a group of inputs, and put it into its files.
 
         Args:
-            need: What to measure.
+            need: Measures to take.
             problem: Vectors of the group with their labels.
             group: The inputs.
         """

@@ -114,7 +114,7 @@ def beside(parts: Sequence[tuple[Path, str, Table]]) -> Table:
     Rows of one group (a data set, a pair of snapshots) stand together.
 
     Args:
-        parts: For each workspace its folder, its data by their digest, and its table.
+        parts: Folder, digest of the data, and table of each workspace.
     """
     labels, tables = _labels([root for root, _, _ in parts]), [table for _, _, table in parts]
     rows = [

@@ -94,7 +94,7 @@ def columns(kind: Kind = "number", /, *, decimals: int = 1, **labels: str) -> li
     """Columns of one kind.
 
     Args:
-        kind: How values are written.
+        kind: Kind of the values.
         decimals: Decimals of numbers.
         **labels: Headers by the keys of the values.
     """

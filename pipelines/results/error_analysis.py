@@ -68,7 +68,7 @@ def length_range(words: int, starts: Sequence[int]) -> str:
     """The range of lengths that ``words`` lies in, as text: ``3-4``, ``9 or more``.
 
     Args:
-        words: at least the first of ``starts``.
+        words: Number of words, at least the first of ``starts``.
         starts: first length of each range, ascending.
     """
     first = max(start for start in starts if start <= words)

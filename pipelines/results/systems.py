@@ -82,10 +82,10 @@ def find_system(
     """The one result that is meant; never a guess between several.
 
     Args:
-        results: those there are.
+        results: Results of the workspace.
         text: ``NAME[:TRAINED_ON[:CHECKPOINT]]``.
-        trained_on: as if it stood in ``text``.
-        checkpoint: as if it stood in ``text``.
+        trained_on: Snapshot, as if it stood in ``text``.
+        checkpoint: Snapshot, as if it stood in ``text``.
 
     Raises:
         UnknownNameError: there is none, or more than one.

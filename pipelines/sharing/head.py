@@ -90,7 +90,7 @@ class Head(nn.Module):
                 somebody's own: what a configuration names by itself is never imported.
             revision: branch, tag or commit on the hub.
             token: Token for the hub; by default that of the environment or of its login.
-            cache_dir: where downloads are kept; by default the hub's cache.
+            cache_dir: Folder of downloads; by default the hub's cache.
             local_files_only: Take what the cache has, and ask nobody.
 
         Raises:

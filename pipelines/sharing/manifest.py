@@ -52,7 +52,7 @@ class Manifest(Record):
 
     Attributes:
         kind: Kind of what was pushed.
-        name: as it was called where it was pushed; of a store, nothing.
+        name: Name where it was pushed; of a store, nothing.
         bertvision: version that pushed it.
         files: all but the card, by path. Of a store there are none here: its ledger has them.
     """
@@ -97,7 +97,7 @@ def fetch_manifest(api: HfApi, repository: Repository, files: Mapping[str, int])
     Args:
         api: API of the hub.
         repository: Repository at a commit.
-        files: what it holds.
+        files: Files of the push.
 
     Raises:
         InputError: it was not pushed by bertvision, or the manifest is larger than any is.

@@ -157,7 +157,8 @@ def written_for(splits: Mapping[str, StoredSplit | None], files: Mapping[str, in
     """The files in a listing of a store that bertvision wrote for splits of it.
 
     Args:
-        splits: by ``tag/split``; None is one without a record, of which shards are known by name.
+        splits: Records by ``tag/split``; None is one without a record, of which shards are known
+            by name.
         files: bytes by path.
 
     Returns:

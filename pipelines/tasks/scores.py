@@ -37,13 +37,13 @@ class Scores(NamedTuple):
     """The scores of one system on one split.
 
     Attributes:
-        rules: by decoding rule (of spans ``n-best`` with the tuned threshold, ``n-best, threshold
-            0``, ``argmax`` and `ORACLE`; of classes ``argmax``) the threshold and the metrics.
-        predictions: by item id, the answers of ``n-best``, which is the official predictions
-            file; whether the question is answerable; the index of the class; the score; a parse
-            (see `trees.attachment`); or an order of sentences.
-        na_scores: by question id, how much better no answer scores than the best span, or than
-            answerable; empty where the items are no questions.
+        rules: Threshold and metrics by decoding rule (of spans ``n-best`` with the tuned
+            threshold, ``n-best, threshold 0``, ``argmax`` and `ORACLE`; of classes ``argmax``).
+        predictions: Answers by item id: those of ``n-best``, the official predictions file; whether
+            the question is answerable; the index of the class; the score; a parse (see
+            `trees.attachment`); or an order of sentences.
+        na_scores: Lead of no answer over the best span, or over answerable, by question id; empty
+            where the items are no questions.
         tuned: whether the held-out part that was given could tell a threshold.
     """
 
@@ -167,7 +167,7 @@ def kind_of_metrics(metrics: Container[str]) -> Kind:
     """Whether metrics are of spans, which alone can match exactly, or of classes and scores.
 
     Args:
-        metrics: by name, as in `headline` or in a row of the report; or their names.
+        metrics: Metrics by name, as in `headline` or in a row of the report; or their names.
     """
     return "span" if "exact" in metrics else "classification"
 

@@ -155,7 +155,7 @@ def splits_in(source: str | Path, files: Mapping[str, Sequence[str]], task: str)
 
     Args:
         source: path of a file or of a folder.
-        files: by split, its names as `find_file` takes them.
+        files: Names by split, as `find_file` takes them.
         task: Task that the files are for.
 
     Raises:

@@ -295,7 +295,7 @@ class TaggingTask(Task):
 
         Args:
             items: Sentences with their gold tags.
-            said: By id the tags that a system gives the words.
+            said: Tags that a system gives the words, by id.
         """
         counts = [self.parts(item, " ".join(said[item.id])) for item in items]
         sums = {

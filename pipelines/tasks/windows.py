@@ -407,8 +407,8 @@ def collate(
         first_token: (windows,) ``windows.first_token``, computed once by the caller.
         rows: (batch,) the windows to take.
         pad_id: vocabulary index of the padding token.
-        labels: by name, of all windows: (windows,), or (tokens,) of ``windows.token_labels``; none
-            where nothing is learned.
+        labels: Labels of all windows by name: (windows,), or (tokens,) of
+            ``windows.token_labels``; none where nothing is learned.
         token_types: Whether the model takes token types.
     """
     import torch  # windows are read where nothing is computed

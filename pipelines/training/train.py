@@ -350,7 +350,7 @@ def own_seconds(seconds: float, of_steps: Mapping[Run, Sequence[float]]) -> dict
 
     Args:
         seconds: wall time of the pass.
-        of_steps: by run the seconds of each of its steps.
+        of_steps: Seconds of each step, by run.
     """
     rest = max(0.0, seconds - sum(map(sum, of_steps.values())))
     return {

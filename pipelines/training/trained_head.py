@@ -82,8 +82,8 @@ def load_head(folder: str | Path, named: Run | None = None) -> LoadedHead:
 
     Args:
         folder: Folder of the run; or ``NAME:TRAINED_ON`` of the workspace that you stand in.
-        named: as the user named it. A class of one's own, whose module is imported, is only taken
-            where its dotted path was named: a workspace that somebody else made runs no code.
+        named: Name that the user gave. A class of one's own, whose module is imported, is only
+            taken where its dotted path was named: a workspace that somebody else made runs no code.
 
     Raises:
         InputError: it is a class of one's own, which was not named.

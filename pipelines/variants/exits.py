@@ -169,7 +169,8 @@ class Exits(Variant):
 
         Args:
             exits: Exits of the model.
-            losses: by layer, ascending, each summed over the windows of a batch; the last one last.
+            losses: Losses by layer, ascending, each summed over the windows of a batch; the last
+                one last.
             windows: Their number.
         """
         weights = self.weights(max(losses))

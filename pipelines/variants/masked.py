@@ -140,7 +140,7 @@ class TiedHead(nn.Module):
         decoder: Decoder whose bias it takes; the weight it is given whenever it is called.
 
     Attributes:
-        masking: how words are masked for it, while it is trained.
+        masking: Masking of words for it, while it is trained.
     """
 
     def __init__(self, transform: PreTrainedModel, decoder: nn.Linear) -> None:

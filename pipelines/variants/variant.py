@@ -141,7 +141,7 @@ class Variant:
             model: Model that is trained.
             task: Task that it is trained for.
             batch: Batch with labels, on the model's device.
-            output: what the model gave for it, with ``hidden_states`` where a variant
+            output: Output of the model for it, with ``hidden_states`` where a variant
                 `reads_states`: (batch, seq, hidden) each, the last one last; those below frozen
                 layers that are not run are not among them.
             loss: the task's, or what the variants before this one made of it.

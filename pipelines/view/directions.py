@@ -64,7 +64,7 @@ class Directions(NamedTuple):
         """The directions that are shown.
 
         Args:
-            numbers: Those that were named; None is the first ones, of latents those with the
+            numbers: Named numbers; None is the first ones, of latents those with the
                 largest mean over the states.
             states: (tokens, hidden)
             most: Directions that may be shown.
@@ -89,8 +89,8 @@ def check_numbers(numbers: Sequence[int], count: int, most: int, option: str) ->
 
     Args:
         numbers: Numbers of channels, rows or latents.
-        count: How many there are.
-        most: How many can be shown.
+        count: Number of existing ones.
+        most: Largest number that is shown.
         option: Option that names them.
 
     Raises:

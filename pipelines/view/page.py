@@ -114,7 +114,7 @@ def write_view(
         target: File of the page.
         space: Workspace of the split, for its tokenizer, its heads and the names of its classes;
             None of a store alone.
-        options: What is shown.
+        options: Parts to show.
 
     Returns:
         ``path``; ``tokens`` and ``examples`` in the heat maps, ``of_tokens`` and ``of_examples`` of

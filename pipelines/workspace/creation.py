@@ -73,7 +73,7 @@ def planned_run(root: Path | None, options: FinetuneOptions, *, resume: bool) ->
     """As `open_workspace`, and nothing is written: a new workspace can still be refused.
 
     Args:
-        root: as there.
+        root: Folder of the workspace.
         options: likewise.
         resume: likewise.
 

@@ -46,7 +46,7 @@ def check_data(
     Args:
         workspace: folder of the workspace.
         model: encoder of a new one.
-        task: what the data are; also the name of a data set that was added before.
+        task: Task of the data; also the name of a data set that was added before.
         data: Their place.
         columns: Columns that are read of a file of one's own; None is not to look into it.
 
@@ -218,7 +218,7 @@ def planned_data(
         model: a workspace for the hidden states of this encoder alone is planned where there is
             none.
         task: None is the workspace's own data.
-        data: where the data are; a data set that was added before needs none, nor does one that
+        data: Place of the data; a data set that was added before needs none, nor does one that
             is on the hub.
         weights: As in `planned_workspace`.
         **settings: fields of `TaskConfig`, where they are not None: columns, ``max_length``,

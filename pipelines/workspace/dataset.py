@@ -48,7 +48,7 @@ class Dataset:
 
     Attributes:
         name: None of the workspace's own.
-        task: what decides how they are read, cut into windows and scored.
+        task: Task that reads, cuts into windows and scores.
         config: columns, lengths, classes.
         data: Source of each split.
         finetune: settings that choose among the workspace's own training items; None of an added

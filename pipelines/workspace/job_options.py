@@ -27,17 +27,16 @@ if TYPE_CHECKING:
     from bertvision.pipelines.workspace.config import ModelConfig
 
 
-DATA = Option("Where the data are, to be said once: a file, a folder or a data set on the hub.")
+DATA = Option("File, folder or data set on the hub, to be named once.")
 TEXT = Option("Column of the texts (tasks csv and text; default text).")
 PAIR = Option("Column of the second texts (task csv).")
 LABEL = Option("Column of the labels (task csv; default label).")
 KEEP = Option(
-    "Tokens to keep of each window or text: completion, from:N (all but the first N), every:N "
-    "(one of N), or the name of a mask field."
+    "Tokens to keep: completion, from:N (all but the first N), every:N (one of N), or the name of "
+    "a mask field."
 )
 LOGITS = Option(
-    "Log-probabilities of the next token to keep beside each token of a decoder: top:K, of the K "
-    "most probable ones."
+    "Log-probabilities of a decoder's next tokens to keep: top:K, of the K most probable ones."
 )
 
 
@@ -54,8 +53,8 @@ class DataOptions(Options):
     task: Annotated[
         str | None,
         Option(
-            "A task, such as answerable, cola, sst2, csv (docs/tasks.md lists them); or a "
-            "data set on the hub in SQuAD's form, such as squad_v2."
+            "A task, such as answerable, cola, sst2, csv (docs/tasks.md), or a hub data set in "
+            "SQuAD's form, such as squad_v2."
         ),
     ] = None
     data: Annotated[str | None, DATA] = None
@@ -71,8 +70,8 @@ class DataOptions(Options):
     train_questions: Annotated[
         int | None,
         Option(
-            "Train on a seeded subset of at most so many questions, held-out ones among them; of "
-            "one seed the smaller lies in the larger."
+            "Train on a seeded subset of this size, with held-out questions; subsets of a seed are "
+            "nested."
         ),
     ] = None
     tune_fraction: Annotated[
@@ -82,10 +81,12 @@ class DataOptions(Options):
         float | None, Option("Part of the training data to score on, where there is no dev.")
     ] = None
     answerable_only: Annotated[bool | None, Option("Leave unanswerable questions out.")] = None
-    skip_bad: Annotated[bool | None, Option("Skip what is malformed or fits no window.")] = None
-    skip_shared: Annotated[
-        bool | None, Option("Leave out of train what has a text that is in dev too.")
+    skip_bad: Annotated[
+        bool | None, Option("Skip malformed items and those that fit no window.")
     ] = None
+    skip_shared: Annotated[bool | None, Option("Leave out training items with a text of dev.")] = (
+        None
+    )
     max_length: Annotated[
         int | None, Option("Tokens of a window (default 386, of sentences 128).")
     ] = None
@@ -128,8 +129,8 @@ class FinetuneOptions(DataOptions):
     init_from: Annotated[
         str | None,
         Option(
-            "Begin with the encoder of another workspace's snapshot, in the place of --model and "
-            "with a new output layer: FOLDER:TAG, such as ../phrases:1e."
+            "Begin with another workspace's encoder instead of --model, and a new output layer: "
+            "FOLDER:TAG, such as ../phrases:1e."
         ),
     ] = None
     epochs: Annotated[float | None, Option("How long to train (default 1).")] = None
@@ -153,8 +154,7 @@ class FinetuneOptions(DataOptions):
     order: Annotated[
         str | None,
         Option(
-            "Order of training windows: shuffled (default); in every epoch as given, or by "
-            "length, the shortest first."
+            "Order of training windows: shuffled (default), given, or length, the shortest first."
         ),
     ] = None
     variant: Annotated[
@@ -164,8 +164,8 @@ class FinetuneOptions(DataOptions):
     distil: Annotated[
         str | None,
         Option(
-            "Also learn from the logits of another encoder, which `bertvision logits` kept: its "
-            "workspace and snapshot, such as ../teacher:1e."
+            "Also learn from another encoder's logits, kept by `bertvision logits`: FOLDER:TAG, "
+            "such as ../teacher:1e."
         ),
     ] = None
     temperature: Annotated[
@@ -206,8 +206,8 @@ class ExtractOptions(Options):
     tokens: Annotated[
         tuple[TokenPooling, ...] | None,
         Option(
-            "Vectors to keep of a window: none for all tokens, or one for each of "
-            f"{POOLING_NAMES}; by default what the task's heads take.",
+            "Vectors to keep of a window: none for all tokens, or "
+            f"{POOLING_NAMES}; by default those of the task's heads.",
             "--pool",
         ),
     ] = None
@@ -215,7 +215,7 @@ class ExtractOptions(Options):
     itself; with cls goes the pooler output where the snapshot has a pooler."""
     dataset: str | None = None
     """An added data set; None is the workspace's own data."""
-    encoding: Annotated[EncodingName, Option(f"How to store values: {ENCODING_NAMES}.")] = "int8"
+    encoding: Annotated[EncodingName, Option(f"{ENCODING_NAMES}.")] = "int8"
     """Pooled states of early layers lie so close together that bfloat16 rounds away most of what
     tells them apart (measured of [CLS] with all-MiniLM-L6-v2: up to 84 % of it); int8, which stores
     the deviation from a channel's mean, loses 0.7 %."""
@@ -240,7 +240,7 @@ class ExtractOptions(Options):
     ] = "auto"
     nonfinite: Annotated[
         NonFinite,
-        Option("Treatment of NaN and infinity: error, or record to replace and count them."),
+        Option("NaN and infinity: error, or record to replace and count them."),
     ] = "error"
     scheduler: Annotated[
         str | None, Option("tcp://HOST:PORT of a Dask cluster whose workers compute the shards.")
@@ -313,7 +313,7 @@ class TrainOptions(Options):
         Option(f"Pooling that classification heads read, of {POOLING_NAMES}; by default cls."),
     ] = None
     """A head's name says it (``@pmean``)."""
-    layers: Annotated[tuple[int, ...] | None, Option("Hidden states to train on, or all.")] = None
+    layers: Annotated[tuple[int, ...] | None, Option("Hidden states to train on.")] = None
     precision: Annotated[
         PrecisionName, Option("Arithmetic: 32, bf16, or auto, which is bf16 where it is native.")
     ] = "auto"
@@ -391,20 +391,20 @@ class GenerateOptions(Options):
     top_p: Annotated[
         float | None,
         Option(
-            "Draw from the likeliest tokens alone, as many as have this probability together; by "
-            "default as generation_config.json of the model says, or from all.",
+            "Draw from the likeliest tokens that have this probability together; by default as the "
+            "model's generation_config.json says.",
             gt=0,
             le=1,
         ),
     ] = None
     seed: Annotated[
-        int, Option("Seed of what is drawn; every prompt has its own draws.", ge=0, lt=1 << 63)
+        int, Option("Seed of the draws; every prompt has its own.", ge=0, lt=1 << 63)
     ] = 0
     date: Annotated[
         str | None,
         Option(
-            "Date, as 2024-07-26, for a chat template that writes it (task chat); by default the "
-            "day on which the split is begun."
+            "Date for chat templates, such as 2024-07-26; by default the day on which the split is "
+            "begun."
         ),
     ] = None
     batch_size: Annotated[int, Option("Prompts that are continued together.", ge=1)] = 16

@@ -28,7 +28,7 @@ def check_split(split: str, splits: Collection[str], dataset: str | None) -> Non
 
     Args:
         split: Split that was asked for.
-        splits: those there are.
+        splits: Existing splits.
         dataset: the data set's name; None is the workspace's own data.
 
     Raises:
@@ -64,7 +64,7 @@ def select_items(
     Args:
         items: Items of the source.
         split: Split of the workspace.
-        task: how large the parts are that are held out.
+        task: Settings with the sizes of held-out parts.
         finetune: Settings that say how many items are taken, and the seed.
         kind: Key that keeps items together.
     """

@@ -77,7 +77,7 @@ def squad_metrics(
         predictions: answer text by question id, ``""`` for no answer. Further ids are ignored.
         questions: the questions of a data file.
         na_probs: no-answer probability (or any score that rises with it) by question id.
-        na_prob_thresh: where the no-answer probability is above it, the answer counts as ``""``.
+        na_prob_thresh: No-answer probability above which the answer counts as ``""``.
 
     Returns:
         ``exact``, ``f1``, ``total``; the same with ``HasAns_`` and ``NoAns_`` in front for the
