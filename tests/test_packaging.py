@@ -175,7 +175,7 @@ PUBLIC = """
     __version__
     quickstart status score report adopt finetune logits repeat spread extract
     import_states export_states generate generated_texts audit shuffle_tokens
-    train evaluate heads predict sweep dry_run doctor
+    train evaluate heads predict sweep dry_run plan doctor
     ensemble compare latency quantise push pull error_analysis results predictions table
     probe rank similarity view
     Row Rows ensure_features load_head Head Predictor
