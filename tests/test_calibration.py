@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 from pathlib import Path
 
@@ -149,6 +150,14 @@ def test_the_recorded_error_is_that_of_a_direct_computation(encoding: str) -> No
         np.testing.assert_allclose(by_layer, error[kinds == kind].mean(axis=0), rtol=1e-4)
 
 
+def test_a_calibration_says_what_every_encoding_would_leave() -> None:
+    x, kinds = massive(100)
+    of_int8, of_int4 = (calibrated(x, kinds, name).compared for name in ("int8", "int4"))
+    assert of_int8 == pytest.approx(of_int4)
+    assert of_int8["float32"] == 0 < of_int8["float16"] < of_int8["bfloat16"] < of_int8["int4"]
+    assert "int4" not in calibrated(x[:, :, :383], kinds, "int8").compared  # packs channels in twos
+
+
 def test_an_error_beyond_the_promise_is_told_from_others() -> None:
     assert is_beyond_promise(0.0201, "int8")
     assert not is_beyond_promise(0.02, "int8")
@@ -194,8 +203,12 @@ def inject(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_lost_is_stored_shown_and_warned_of(
     space: Workspace, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.INFO):
         (plain,) = extract(space, "1e", splits=["dev"], precision="32")
+    told = next(r.getMessage() for r in caplog.records if "by encoding" in r.message)
+    assert re.search(
+        r"1e/dev by encoding.*: int8 [\d.]+ kB, 0\.0\d+; int4 [\d.]+ kB, 0\.\d+;", told
+    )
     assert set(plain.encoding_error) == {"first", "special", "ordinary"}
     assert not [r for r in caplog.records if "error of" in r.message]
     inject(monkeypatch)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bertvision.errors import InputError, NonFiniteError
 from bertvision.featurestore.format.encoding import ChannelStats, decode, encode
-from bertvision.featurestore.format.layout import Encoding, get_encoding
+from bertvision.featurestore.format.layout import ENCODINGS, Encoding, get_encoding
 from bertvision.featurestore.format.transform import LayerMoments, Transform, fit
 
 REACH = 8.0
@@ -56,12 +56,14 @@ class Calibration(NamedTuple):
             error over channels, in deviations of the channel.
         plain: the moments of all tokens alike, which older versions encoded with.
         transform: Coder of the layers, of the transform alone.
+        compared: By encoding, the error that it leaves, the mean over tokens and layers.
     """
 
     stats: ChannelStats
     errors: Mapping[str, npt.NDArray[np.float32]] = {}
     plain: ChannelStats | None = None
     transform: Transform | None = None
+    compared: Mapping[str, float] = {}
 
     def as_stored(self, kinds: Sequence[str]) -> Calibration:
         """As the version made it that stored errors of these kinds: with none, an earlier one."""
@@ -148,7 +150,12 @@ class Calibrator:
             lost = transform.restored_states(sample.cpu()).sub_(sample.cpu()).div_(spread.cpu())
             error = lost.square_().mean(dim=2).sqrt_().numpy()
         errors = {str(kind): error[kinds == kind].mean(axis=0) for kind in np.unique(kinds)}
-        return Calibration(stats, errors, self._accumulator.result(), transform)
+        compared = {self._encoding.name: float(error.mean())}
+        for name, other in ENCODINGS.items():
+            if name not in compared and sample.shape[-1] % other.packed == 0:
+                stats_of_other = self._accumulator.result(other.levels or None)
+                compared[name] = float(encoding_error(sample, other, stats_of_other, spread).mean())
+        return Calibration(stats, errors, self._accumulator.result(), transform, compared)
 
 
 def encoding_error(

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -324,7 +325,21 @@ class SplitExtraction:
             special=self.special,
             nonfinite=self.options.nonfinite,
         )
+        for pooling, calibration in zip(self.source.tokens, calibrations, strict=True):
+            self._say_encodings(pooling, calibration.compared)
         return dict(zip(self.source.tokens, calibrations, strict=True))
+
+    def _say_encodings(self, pooling: TokenPooling, errors: Mapping[str, float]) -> None:
+        """Say what a split takes in each encoding, and which error that leaves on the sample."""
+        plan, spec = self.contents[pooling].plan, self.specs[pooling]
+        told = (
+            f"{name} {size(expected_bytes(plan, replace(spec, encoding=name)))}, {error:.2g}"
+            for name, error in errors.items()
+        )
+        log.info(
+            "%s/%s by encoding, with its error in deviations of a channel: %s",
+            *(spec.tag, spec.split, "; ".join(told)),
+        )
 
     def _work(self, writers: Mapping[TokenPooling, SplitWriter]) -> ShardWork | ClusterWork:
         if self.options.scheduler is None:
