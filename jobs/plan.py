@@ -85,7 +85,7 @@ def plan(
     store: StorePath = None,
     **changes: Any,
 ) -> TrainingCosts:
-    """Say what training heads costs with a store and without one, as measured here.
+    """Measure what training heads costs, with a store and without one.
 
     The encoder computes a few shards and the heads train on them for about half a minute; nothing
     is kept. The costs are those of a training split of which nothing is stored yet.
