@@ -32,6 +32,7 @@ from bertvision.pipelines.declare import (
     WorkspacePath,
     job,
 )
+from bertvision.pipelines.extraction.layers import kept_layers
 from bertvision.pipelines.options import LoggerName, PrecisionName
 from bertvision.pipelines.ranks import this_rank
 from bertvision.pipelines.reading import (
@@ -82,7 +83,7 @@ def train(
     store: StorePath = None,
     **changes: Any,
 ) -> Rows[RunMetrics]:
-    """Train heads on stored hidden states, without running BERT.
+    """Train heads on hidden states, stored or computed on the way.
 
     Several heads are trained in one pass. A name may carry its own part of the examples and seed,
     adapter-386-shared@f0.3@s1, and its own layers, learning rate and epochs,
@@ -105,9 +106,10 @@ def train(
         overwrite: Replace heads that were trained otherwise.
         tensorboard: The same as ``logger`` tensorboard.
         logger: Also log losses with csv, tensorboard, wandb or mlflow.
-        source: Source of the hidden states: store; auto, which computes what is not stored, and
-            stores it while the first epoch runs; or live, which computes all in each epoch and
-            stores nothing. Heads come out the same. `bertvision plan` says what each costs.
+        source: Source of the hidden states: store; auto[:ENCODING], which computes what is not
+            stored, and stores it while the first epoch runs; or live[:ENCODING], which computes all
+            in each epoch and stores nothing. Heads come out the same. `bertvision plan` says what
+            each costs.
 
     Returns:
         What the training of each head came to, in the order of ``heads``.
@@ -201,6 +203,10 @@ def asked_training(
         check_training_data(space, named, tag, options.layers)
     else:
         check_snapshots(space, [tag])
+        depth = space.config.model.num_hidden_layers
+        for run in named:
+            layers = run.settings.get("layers", options.layers)
+            kept_layers(layers, depth, pooler=True, tokens="cls")  # at most: others have less
     return runs, tag
 
 
@@ -261,6 +267,10 @@ def evaluate(
             space=find_workspace(**where),
         )
     asked = StoredName.parse(split or "dev")
+    if asked.dataset is not None:
+        from bertvision.pipelines.workspace.records import read_dataset_record
+
+        read_dataset_record(find_workspace(**where).root, asked.dataset)  # says which there are
     split = asked._replace(tokens="all").name
     source = None if trained_on is None else parse_tag(trained_on)
     target = None if checkpoint is None else parse_tag(checkpoint)

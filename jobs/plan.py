@@ -26,7 +26,7 @@ class TrainingCosts(ShownRecord):
     source: str
     """The source to take."""
     windows: int
-    encoder_epochs: int
+    encoder_passes: int
     """How often the encoder goes over the data where nothing is stored."""
     bytes_free: int | None
     """Free where the store lies; None where that is not known."""
@@ -56,7 +56,7 @@ class TrainingCosts(ShownRecord):
 
 def _advice(values: Values) -> str:
     by_source = {row["source"]: row for row in values["rows"]}
-    stored, live = by_source["auto"], by_source["live"]
+    stored, live = by_source["store"], by_source["live"]
     windows = counted(values["windows"], "window")
     measured = f"Measured on a few shards of {windows}, on {values['device']}."
     free = values["bytes_free"]
@@ -67,7 +67,7 @@ def _advice(values: Values) -> str:
     else:
         ratio = live["seconds"] / stored["seconds"]
         why = (
-            f"without a store the encoder runs {values['encoder_epochs']} times, and training "
+            f"without a store the encoder runs {values['encoder_passes']} times, and training "
             f"takes {ratio:.1f} times as long"
         )
     return f"Take --source {values['source']}: {why}. {measured}"
@@ -87,8 +87,9 @@ def plan(
 ) -> TrainingCosts:
     """Measure what training heads costs, with a store and without one.
 
-    The encoder computes a few shards and the heads train on them for about half a minute; nothing
-    is kept. The costs are those of a training split of which nothing is stored yet.
+    The encoder computes a few shards and the heads train on them, for about half a minute once the
+    encoder is loaded; nothing is kept. The costs are those of a training split of which nothing is
+    stored yet; tune and dev are not in them.
 
     Examples:
         >>> import bertvision
@@ -117,28 +118,29 @@ def plan(
     from bertvision.pipelines.precision import device
 
     costs = measure(space, runs, tag, options, encoding=encoding)
-    encoder, training = costs.encoder_seconds, costs.training_seconds * seeds
-    epochs = costs.encoder_epochs * seeds
+    training, live = costs.training_seconds * seeds, costs.live_seconds * seeds
+    fits = costs.free is None or costs.bytes <= costs.free
+    by_source = {
+        "store": (costs.bytes, costs.encoder_seconds),
+        "auto": (costs.bytes, costs.encoder_seconds) if fits else (0, live),
+        "live": (0, live),
+    }
     rows = [
         {
             "source": source,
-            "bytes": 0 if source == "live" else costs.bytes,
-            "encoder_seconds": of_encoder,
+            "bytes": size_of_store,
+            "encoder_seconds": encoder,
             "training_seconds": training,
-            "seconds": of_encoder + training,
+            "seconds": encoder + training,
         }
-        for source, of_encoder in (
-            ("store", encoder),
-            ("auto", encoder),
-            ("live", encoder * epochs),
-        )
+        for source, (size_of_store, encoder) in by_source.items()
     ]
-    fits = costs.free is None or costs.bytes <= costs.free
+    passes = costs.encoder_passes * seeds
     return TrainingCosts(
         rows=rows,
-        source="auto" if fits and epochs > 1 else "live",
+        source="auto" if fits and passes > 1 else "live",
         windows=costs.windows,
-        encoder_epochs=epochs,
+        encoder_passes=passes,
         bytes_free=costs.free,
         device=str(device()),
     )

@@ -15,7 +15,9 @@ from processes import run_code
 from stores import record_path, shard_path
 from workspaces import answerable_options
 
+import bertvision
 from bertvision.errors import (
+    BertvisionError,
     DiskSpaceError,
     InputError,
     LockedError,
@@ -377,3 +379,23 @@ def _extract_with_failures_on_the_way(space: Workspace, store: str, folder: Path
         for tokens in (("cls",), ("mean", "max")):  # two that fit each, but not both
             with pytest.raises(DiskSpaceError):
                 extract(space, "1e", splits=["dev"], tokens=tokens, store=store)
+
+
+@pytest.mark.parametrize("before", [None, [], ["notes.txt"], ["snapshots/0e/weights.bin"]])
+@pytest.mark.parametrize("refused", [{"logits": "top:5"}, {"pool": "at:nix"}])
+def test_a_refused_extraction_leaves_what_was_there_before_and_nothing_else(
+    tiny_bert: Path, tmp_path: Path, before: list[str] | None, refused: dict[str, str]
+) -> None:
+    (data := tmp_path / "data.csv").write_text("text\nanna was born in 1901\n")
+    root = tmp_path / "folder"
+    for name in before or ():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("own")
+    if before == []:
+        root.mkdir()
+    with pytest.raises(BertvisionError):
+        bertvision.extract(
+            model=tiny_bert, task="text", data=data, text="text", workspace=root, **refused
+        )
+    files = [p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file()]
+    assert (files if root.exists() else None) == before

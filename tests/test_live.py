@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 from pathlib import Path
@@ -13,7 +14,7 @@ from processes import run_code
 from workspaces import STOP_AT
 
 import bertvision
-from bertvision.errors import BertvisionError
+from bertvision.errors import BertvisionError, InputError
 from bertvision.featurestore.damage import find_damage
 from bertvision.featurestore.stream import ActivationLoader
 from bertvision.pipelines.extraction.extract import extract
@@ -137,14 +138,28 @@ def test_what_finds_no_room_is_computed_in_each_epoch(
     assert stored(space) == begun
 
 
+def test_room_is_needed_for_what_is_missing_alone(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = copied(workspace, tmp_path / "nearly", "float32")
+    shards = space.split("1e", "train").plan.n_shards
+    common: dict[str, Any] = {"encoding": "float32", "precision": "32", "shard_tokens": 512}
+    extract(space, "1e", splits=("train",), shards=range(shards - 1), **common)
+    extract(space, "1e", splits=("tune",), **common)
+    monkeypatch.setattr(live, "free_bytes", lambda _: 2 << 20)  # less than the split takes
+    trained(space, "auto")
+    assert space.split("1e", "train").is_complete
+
+
 @pytest.mark.parametrize(
     ("source", "options", "message"),
     [
         ("disk", {}, "--source disk: choose store, auto or live"),
         ("store:int8", {}, "--source store:int8: choose"),
-        ("live:int3", {}, "'int3'"),
+        ("live:int3", {}, "--source live:int3: .*'int3'"),
+        ("live:", {}, "--source live:: choose"),
         ("auto", {"devices": 2}, "--source auto is for one process"),
-        ("auto:int4", {}, "encoding"),  # the split was begun in another
+        ("auto:int4", {}, "encoding = 'float32'"),  # that the split was begun in
     ],
 )
 def test_a_source_that_cannot_be_is_refused(
@@ -153,6 +168,30 @@ def test_a_source_that_cannot_be_is_refused(
     space = copied(workspace, tmp_path / "space", "float32")
     with pytest.raises(bertvision.BertvisionError, match=message):
         bertvision.train(HEADS, checkpoint="1e", source=source, workspace=space.root, **options)
+
+
+def test_what_is_stored_while_heads_train_has_the_costs_of_an_extraction(
+    workspace: Workspace, tmp_path: Path
+) -> None:
+    space = copied(workspace, tmp_path / "auto", "float32")
+    shutil.rmtree(space.root / "extraction", ignore_errors=True)
+    trained(space, "auto")
+    record = json.loads((space.root / "extraction/1e/train.json").read_text())
+    split = space.split("1e", "train")
+    assert record["examples_written"] == len(split) - len(split.plan.examples_of(0))
+    assert 0 < record["encoder_seconds"] < record["seconds"]
+
+
+def test_a_layer_that_there_is_not_is_refused_before_anything_is_written(
+    workspace: Workspace, tmp_path: Path
+) -> None:
+    space = copied(workspace, tmp_path / "space", "float32")
+    shutil.rmtree(space.root / "activations")
+    with pytest.raises(InputError, match="layers .99.: the encoder has hidden states 0"):
+        bertvision.train(
+            "learned-pooling@l99", checkpoint="1e", source="auto", workspace=space.root
+        )
+    assert not (space.root / "activations").exists()
 
 
 def test_a_pilot_measures_without_keeping_anything(workspace: Workspace, tmp_path: Path) -> None:
@@ -164,10 +203,18 @@ def test_a_pilot_measures_without_keeping_anything(workspace: Workspace, tmp_pat
     split = workspace.split("1e", "train")
     assert (costs.windows, costs.tokens) == (len(split), split.record.tokens)
     assert costs.bytes == split.info()["bytes"]
-    assert costs.training_seconds == pytest.approx(5 * costs.epoch_seconds)
-    assert costs.encoder_epochs == 5
+    assert costs.encoder_passes == 5
+    assert costs.live_seconds == pytest.approx(5 * costs.encoder_seconds)
     small = measure(space, [Run("cls-learned-pooling")], "1e", TrainOptions(epochs=5), seconds=0.2)
-    assert small.encoder_epochs == 1  # they stay in memory
+    assert small.encoder_passes == 1  # they stay in memory
+    both = measure(
+        *(space, [Run("learned-pooling"), Run("cls-learned-pooling")], "1e"),
+        TrainOptions(epochs=5),
+        seconds=0.2,
+    )
+    assert both.encoder_passes == 6
+    assert costs.bytes < both.bytes
+    assert both.live_seconds < 5 * both.encoder_seconds
 
 
 def test_a_plan_says_which_source_to_take(workspace: Workspace) -> None:
@@ -176,7 +223,7 @@ def test_a_plan_says_which_source_to_take(workspace: Workspace) -> None:
     )
     store, auto, alive = costs.rows
     assert (store.source, auto.source, alive.source) == ("store", "auto", "live")
-    assert costs.encoder_epochs == 6
+    assert costs.encoder_passes == 6
     assert alive.encoder_seconds == pytest.approx(6 * store.encoder_seconds)
     assert (alive.bytes, costs.source) == (0, "auto")
     assert "Take --source auto: without a store the encoder runs 6 times" in str(costs)

@@ -92,6 +92,7 @@ class ExtractionCost:
         self._examples = self._before.examples_written
         self.bytes = self._before.bytes
         self._spent_computing = 0.0
+        self._seconds: float | None = None
         self._noted = False
 
     def __enter__(self) -> ExtractionCost:
@@ -101,13 +102,17 @@ class ExtractionCost:
         if self._noted:
             self._write()
 
-    def note(self, record: ShardRecord, encoder_seconds: float) -> None:
+    def note(
+        self, record: ShardRecord, encoder_seconds: float, seconds: float | None = None
+    ) -> None:
         """Count a shard that was committed.
 
         Args:
             record: Record of the shard.
             encoder_seconds: spent computing by this call so far.
+            seconds: Seconds that this call spent on shards so far; None is all its time.
         """
+        self._seconds = seconds
         self._noted = True
         self._examples += record.examples
         self.bytes += sum(file.bytes for file in record.files.values())
@@ -117,9 +122,10 @@ class ExtractionCost:
 
     def _write(self) -> None:
         self._written = time.perf_counter()
+        seconds = self._written - self._started if self._seconds is None else self._seconds
         sums = {
             "examples_written": self._examples,
-            "seconds": self._before.seconds + self._written - self._started,
+            "seconds": self._before.seconds + seconds,
             "encoder_seconds": self._before.encoder_seconds + self._spent_computing,
             "bytes": self.bytes,
         }
@@ -212,7 +218,7 @@ class SplitExtraction:
             # only now: whatever fails before leaves the workspace with the store that it had
             self.workspace.keep_at(self.options.store)
             count = sum(len(plan.examples_of(shard)) for shard in pending)
-            costs = {k: stack.enter_context(self._cost(k, fresh=fresh[k])) for k in writers}
+            costs = {k: stack.enter_context(self.cost(k, fresh=fresh[k])) for k in writers}
             if begun and pending:
                 self._say(sum(total.values()))
             elif begun:
@@ -348,7 +354,7 @@ class SplitExtraction:
 
         return ClusterWork(writers, self.job, self.options.scheduler)
 
-    def _cost(self, pooling: TokenPooling, *, fresh: bool) -> ExtractionCost:
+    def cost(self, pooling: TokenPooling, *, fresh: bool) -> ExtractionCost:
         """The record of what the extraction of a split costs, with the options it is made with."""
         spec, contents = self.specs[pooling], self.contents[pooling]
         path = self.workspace.root / "extraction" / spec.tag / f"{spec.split}.json"

@@ -45,20 +45,20 @@ class Costs(NamedTuple):
 
     windows: int
     tokens: int
-    """Tokens of the windows, of each split that heads read."""
+    """Tokens of the windows, of each split that heads train on."""
     bytes: int
-    """Size of what the heads read, stored."""
+    """Size of these splits, stored."""
     free: int | None
     """Bytes that are free where the store lies; None where that is not known."""
     encoder_seconds: float
     """To compute, encode and write what the heads read, once."""
-    epoch_seconds: float
-    """To train the heads for an epoch on what is stored, all passes together."""
+    live_seconds: float
+    """To compute it as often as a training without a store does: in each epoch of each pass, or
+    once in a pass where it is so small that a loader keeps it in memory."""
+    encoder_passes: int
+    """How often that is."""
     training_seconds: float
-    """To train them for all their epochs."""
-    encoder_epochs: int
-    """How often a training without a store computes the states: in each epoch, or once in each
-    pass where they are so small that a loader keeps them in memory."""
+    """To train the heads for all their epochs on what is stored."""
 
 
 @dataclass(frozen=True)
@@ -130,32 +130,32 @@ def measure(
             )
         ]
         opened = {plan.split.split: plan.split for plan in plans}
-        examples, encoder_seconds = {}, 0.0
+        examples, of_split = {}, {}
         for name, split in opened.items():
             shards, of_token = _encode(split, seconds / 2 / len(opened))
             examples[name] = np.flatnonzero(np.isin(split.plan.shard, shards))
-            encoder_seconds += of_token * split.plan.total_tokens
+            of_split[name] = of_token * split.plan.total_tokens
         bar.update(1)
-        epoch_seconds = training_seconds = 0.0
+        training_seconds = live_seconds = 0.0
+        encoder_passes = 0
         for plan in plans:
-            among = examples[plan.split.split]
-            of_step = _train(plan, among, seconds / 2 / len(plans))
-            of_epoch = of_step * -(-len(plan.split) // plan.options.batch_size)
-            epoch_seconds += of_epoch
-            training_seconds += of_epoch * plan.options.epochs
+            name, epochs = plan.split.split, plan.options.epochs
+            of_step = _train(plan, examples[name], seconds / 2 / len(plans))
+            steps = -(-len(plan.split) // plan.options.batch_size)
+            training_seconds += of_step * steps * epochs
+            computed = 1 if stays_in_memory(plan.split, len(plan.layers)) else epochs
+            live_seconds += of_split[name] * computed
+            encoder_passes += computed
         bar.update(1)
         return Costs(
             windows=max(len(split) for split in opened.values()),
             tokens=sum(split.plan.total_tokens for split in opened.values()),
             bytes=sum(expected_bytes(split.plan, split.record) for split in opened.values()),
             free=free_bytes(workspace.activations),
-            encoder_seconds=encoder_seconds,
-            epoch_seconds=epoch_seconds,
+            encoder_seconds=sum(of_split.values()),
+            live_seconds=live_seconds,
+            encoder_passes=encoder_passes,
             training_seconds=training_seconds,
-            encoder_epochs=sum(
-                1 if stays_in_memory(plan.split, len(plan.layers)) else plan.options.epochs
-                for plan in plans
-            ),
         )
 
 

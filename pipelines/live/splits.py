@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import tempfile
 import threading
-from collections import deque
+import time
+from collections import defaultdict, deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -23,6 +24,7 @@ from bertvision.errors import (
     StoreNotFoundError,
     UnknownNameError,
 )
+from bertvision.featurestore.format.ledger import Ledger
 from bertvision.featurestore.format.shard import ShardReader, shard_key
 from bertvision.featurestore.readahead import MOST_EARLY
 from bertvision.featurestore.split import ActivationSplit
@@ -33,7 +35,7 @@ from bertvision.featurestore.writer import SplitWriter, expected_bytes, free_byt
 from bertvision.pipelines.extraction.extract import asked_jobs
 from bertvision.pipelines.extraction.job import LoadedSource
 from bertvision.pipelines.extraction.shardwork import ShardWork
-from bertvision.pipelines.extraction.split_extraction import SplitExtraction
+from bertvision.pipelines.extraction.split_extraction import ExtractionCost, SplitExtraction
 from bertvision.pipelines.extraction.stored_tokens import load_sources, plan_jobs
 from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.reading import StoredName
@@ -45,6 +47,8 @@ from bertvision.pipelines.workspace.reproduce import stored_options
 from bertvision.pipelines.workspace.workspace import Workspace
 
 log = logging.getLogger(__name__)
+_MARGIN, _BESIDE = 1.05, 1 << 20
+"""What a split may take more than its shards: a part of them, and bytes of what is beside them."""
 
 
 class ComputedSplit(ActivationSplit):
@@ -89,7 +93,7 @@ class ComputedSplit(ActivationSplit):
 
 
 class Splits:
-    """Splits that heads read, each opened once, and computed as it is read.
+    """Opens the splits that heads read: each once, and computed as it is read.
 
     Args:
         source: ``auto``, which takes what is stored and stores the rest; or ``live``.
@@ -100,6 +104,8 @@ class Splits:
         self._splits: dict[tuple[str, TokenPooling, str], ActivationSplit] = {}
         self._loaded: dict[ExtractOptions, LoadedSource] = {}
         self._encoding = threading.Lock()  # one encoder for all splits, in one thread at a time
+        self._seconds: defaultdict[ExtractionCost, float] = defaultdict(float)
+        self._taken = 0  # bytes that splits which are stored will take
         self._stack, self._closed = ExitStack(), False
 
     def __enter__(self) -> Self:
@@ -145,23 +151,30 @@ class Splits:
         if self._source.encoding is not None:
             options = replace(options, encoding=self._source.encoding)
         extraction = self._extraction(workspace, tag, options)
-        needed = expected_bytes(extraction.contents[tokens].plan, extraction.specs[tokens])
+        plan, spec = extraction.contents[tokens].plan, extraction.specs[tokens]
+        there = Ledger(extraction.storage, spec.tag, spec.split)
+        missing = 1 - len(there.shards()) / plan.n_shards if there.exists else 1.0
+        needed = round(expected_bytes(plan, spec) * missing * _MARGIN) + _BESIDE
         free = free_bytes(extraction.storage)
-        keeps = self._source.name == "auto" and (free is None or needed <= free)
-        how = f"while the first epoch runs, and stored: {size(needed)}"
-        if not keeps:
+        is_stored = self._source.name == "auto" and (free is None or self._taken + needed <= free)
+        if is_stored:
+            self._taken += needed
+            how = f"while the first epoch runs, and stored: {size(needed)}"
+        else:
             how = "in each epoch"
             if self._source.name == "auto":
                 how += f", since {size(needed)} are needed to store it, and {size(free or 0)} free"
-        log.info("%s/%s is computed %s", tag, name, how)
-        if not keeps:
             folder = tempfile.TemporaryDirectory(prefix="bertvision-live-")
             extraction.storage = open_storage(self._stack.enter_context(folder))
         writer = self._stack.enter_context(extraction.open_writer(tokens))
+        log.info("%s/%s is computed %s", tag, name, how)
         work = ShardWork({tokens: writer}, extraction.windows, extraction.source, options.nonfinite)
-        layers = len(extraction.specs[tokens].layers)
-        most = None if keeps else default_buffer(writer.split, layers) + MOST_EARLY
-        return ComputedSplit(writer, partial(self._compute, work, tokens), most)
+        cost: ExtractionCost | None = None
+        most: int | None = default_buffer(writer.split, len(spec.layers)) + MOST_EARLY
+        if is_stored:
+            fresh = not there.shards()
+            cost, most = self._stack.enter_context(extraction.cost(tokens, fresh=fresh)), None
+        return ComputedSplit(writer, partial(self._compute, work, tokens, cost), most)
 
     def _extraction(
         self, workspace: Workspace, tag: str, options: ExtractOptions
@@ -175,9 +188,14 @@ class Splits:
         items = data.items(job.split)
         return SplitExtraction(workspace, data, items, job, self._loaded[encoder])
 
-    def _compute(self, work: ShardWork, tokens: TokenPooling, shard: int) -> None:
+    def _compute(
+        self, work: ShardWork, tokens: TokenPooling, cost: ExtractionCost | None, shard: int
+    ) -> None:
         with self._encoding:
             if self._closed:
                 raise InputError("the training that these states are computed for has ended")
-            for _ in work.write({shard: [tokens]}):
-                pass  # it is committed
+            started = time.perf_counter()
+            for written in work.write({shard: [tokens]}):
+                if cost is not None:
+                    self._seconds[cost] += time.perf_counter() - started
+                    cost.note(written.record, work.seconds, self._seconds[cost])

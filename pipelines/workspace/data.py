@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -162,34 +162,38 @@ def adding_data(
         The workspace, and the name of the data set (None: its own).
     """
     space, dataset = planned_data(workspace, model, task, data, **settings)
-    is_made, has_folder = not (space.root / FILE).is_file(), space.root.is_dir()
+    before = {path.name for path in space.root.iterdir()} if space.root.is_dir() else None
     is_new = dataset.keep()
     try:
         yield space.ensure_written(), dataset.name
     except BertvisionError:
         if is_new and not _is_stored(space.at(store), str(dataset.name)):
             record_path(space.root, str(dataset.name)).unlink(missing_ok=True)
-            if is_made:
-                _unmake(space.root, has_folder)
+            if before is None or FILE not in before:
+                _unmake(space.root, before)
         raise
 
 
-def _unmake(root: Path, has_folder: bool) -> None:
-    """Remove a new workspace with nothing but settings and snapshots made of the given model."""
+def _unmake(root: Path, before: Collection[str] | None) -> None:
+    """Remove a new workspace with nothing but settings and snapshots made of the given model.
+
+    Args:
+        root: Folder of the workspace.
+        before: Names that were in it before; None where there was no folder. They stay.
+    """
     with suppress(OSError):  # another process uses it, or a file is not ours
-        folder = record_path(root, "a").parent
-        if folder.is_dir():
-            folder.rmdir()
+        if before is None or "datasets" not in before:
+            record_path(root, "a").parent.rmdir()
         if any((root / room).exists() for room in ("activations", *RESULTS)):
             return
         snapshots = root / "snapshots"
         if snapshots.is_dir():
             names = {path.name for path in snapshots.iterdir() if not path.name.startswith(".")}
-            if names - {"0e", "untrained"}:
+            if names - {"0e", "untrained"} or snapshots.name in (before or ()):
                 return
             shutil.rmtree(snapshots)
         (root / FILE).unlink()
-        if not has_folder:
+        if before is None:
             root.rmdir()
 
 

@@ -290,14 +290,17 @@ class Source(NamedTuple):
         Raises:
             InputError: It is another text.
         """
-        name, _, encoding = text.partition(":")
-        if name not in get_args(SourceName) or (name == "store" and encoding):
+        name, colon, encoding = text.partition(":")
+        if name not in get_args(SourceName) or bool(colon) != bool(encoding and name != "store"):
             raise InputError(
                 f"--source {text}: choose store, auto or live, the latter two perhaps with the "
                 "encoding of what is not stored yet, as in auto:bfloat16"
             )
         if encoding:
-            get_encoding(encoding)
+            try:
+                get_encoding(encoding)
+            except InputError as error:
+                raise InputError(f"--source {text}: {error}") from None
         return cls(name, encoding or None)  # type: ignore[arg-type]  # checked above
 
 
