@@ -99,7 +99,7 @@ def predictions(
     from bertvision.pipelines.results.systems import find_system
 
     scored = read_results(space, split)
-    result = find_system(scored, system, trained_on=source, checkpoint=target)
+    result = find_system(scored, system, trained_on=source, checkpoint=target, split=split)
     return Rows(map(Row, answer_rows(space, result)))
 
 

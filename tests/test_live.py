@@ -133,7 +133,7 @@ def test_what_finds_no_room_is_computed_in_each_epoch(
     monkeypatch.setattr(live, "free_bytes", lambda _: 1000)
     with caplog.at_level("INFO"):
         trained(space, "auto")
-    assert "1e/train is computed in each epoch, since" in caplog.text
+    assert "1e/train is computed as heads need it, and not stored, since" in caplog.text
     assert "to store it, and 1" in caplog.text
     assert stored(space) == begun
 

@@ -161,7 +161,7 @@ class Splits:
             self._taken += needed
             how = f"while the first epoch runs, and stored: {size(needed)}"
         else:
-            how = "in each epoch"
+            how = "as heads need it, and not stored"
             if self._source.name == "auto":
                 how += f", since {size(needed)} are needed to store it, and {size(free or 0)} free"
             folder = tempfile.TemporaryDirectory(prefix="bertvision-live-")

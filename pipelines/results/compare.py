@@ -80,7 +80,9 @@ def compare(
     """
     spaces = workspace, beside or workspace
     results = [read_results(space, split) for space in spaces]
-    a, b = (find_system(r, name) for r, name in zip(results, (first, second), strict=True))
+    a, b = (
+        find_system(r, name, split=split) for r, name in zip(results, (first, second), strict=True)
+    )
     names = [label(a), label(b)]
     if beside is not None:
         names = [f"{name} of {space.root.name}" for name, space in zip(names, spaces, strict=True)]
@@ -167,7 +169,7 @@ def compare_runs(
     pairs = []
     for run, scored in zip(runs, results, strict=True):
         try:
-            pairs.append([find_system(scored, name) for name in (first, second)])
+            pairs.append([find_system(scored, name, split=split) for name in (first, second)])
         except UnknownNameError as error:
             raise UnknownNameError(f"{run.root}: {error}") from None
     a, b = pairs[0]

@@ -286,7 +286,7 @@ def errors(
         WorkspaceError: predictions or logits are missing, damaged or of other data.
     """
     results = read_results(workspace, split)
-    result = find_system(results, system, trained_on=trained_on, checkpoint=checkpoint)
+    result = find_system(results, system, trained_on=trained_on, checkpoint=checkpoint, split=split)
     if "pearson" in headline(result.rules):
         raise InputError(
             f"{label(result)} predicts scores, which are near or far but neither right nor "

@@ -78,6 +78,7 @@ def find_system(
     *,
     trained_on: str | None = None,
     checkpoint: str | None = None,
+    split: str = "dev",
 ) -> Result:
     """The one result that is meant; never a guess between several.
 
@@ -86,6 +87,7 @@ def find_system(
         text: ``NAME[:TRAINED_ON[:CHECKPOINT]]``.
         trained_on: Snapshot, as if it stood in ``text``.
         checkpoint: Snapshot, as if it stood in ``text``.
+        split: Split that the results are of, for messages.
 
     Raises:
         UnknownNameError: there is none, or more than one.
@@ -97,9 +99,10 @@ def find_system(
     if not named:
         hint = did_you_mean(asked.name, set(names))
         labels = ", ".join(dict.fromkeys(names)) or "none yet"
+        on, option = ("", "") if split == "dev" else (f" on {split}", f" --split {split}")
         raise UnknownNameError(
-            f"no system {asked.name} was scored: {hint}there are {labels}; `bertvision evaluate` "
-            "scores heads, `bertvision ensemble` makes ensembles"
+            f"no system {asked.name} was scored{on}: {hint}there are {labels}; `bertvision evaluate"
+            f"{option}` scores heads, `bertvision ensemble{option}` makes ensembles"
         )
     systems = [
         result
