@@ -50,6 +50,8 @@ class Costs(NamedTuple):
     """Size of these splits, stored."""
     free: int | None
     """Bytes that are free where the store lies; None where that is not known."""
+    setup_seconds: float
+    """To load the encoder, cut the data into windows, and calibrate the encoding."""
     encoder_seconds: float
     """To compute, encode and write what the heads read, once."""
     live_seconds: float
@@ -121,7 +123,7 @@ def measure(
         UnknownNameError: There is no such head or snapshot.
         InputError: A name or an option is wrong.
     """
-    named = options.named(runs, workspace.config.model)
+    named, started = options.named(runs, workspace.config.model), time.perf_counter()
     with Splits(Source("live", encoding)) as splits, progress(2, "measuring", "part") as bar:
         plans = [
             plan()
@@ -129,6 +131,7 @@ def measure(
                 workspace, named, SnapshotTag(tag), options, overwrite=True, splits=splits
             )
         ]
+        setup_seconds = time.perf_counter() - started
         opened = {plan.split.split: plan.split for plan in plans}
         examples, of_split = {}, {}
         for name, split in opened.items():
@@ -152,6 +155,7 @@ def measure(
             tokens=sum(split.plan.total_tokens for split in opened.values()),
             bytes=sum(expected_bytes(split.plan, split.record) for split in opened.values()),
             free=free_bytes(workspace.activations),
+            setup_seconds=setup_seconds,
             encoder_seconds=sum(of_split.values()),
             live_seconds=live_seconds,
             encoder_passes=encoder_passes,
