@@ -56,7 +56,7 @@ def main(folder: Path) -> None:
     basis = f"{int(first.sum())} sentences of SST-2, {len(given):,} tokens with the first ones."
     write("encodings", encodings(folder, errors, first), basis)
     write("errors", error_rows(errors, first), basis)
-    files = probe_files(folder)
+    files = [*probe_files(folder, "decoder"), *probe_files(folder, "words")]
     probed = probe_rows(files)
     write("probes", probed)
     probes_figure(probed).save(TABLES.parent / "probes.svg")
@@ -170,12 +170,12 @@ def error_rows(errors: Mapping[str, Tensor], first: Tensor) -> list[Row]:
     return [{"layer": i, **{k: float(x[i]) for k, x in by_kind.items()}} for i in range(layers)]
 
 
-def probe_files(folder: Path) -> list[tuple[str, ProbeFile]]:
+def probe_files(folder: Path, name: str) -> list[tuple[str, ProbeFile]]:
     """The probes of each encoding, with its name."""
     return [
         (encoding, ProbeFile.read(path))
         for encoding in PROBED
-        for path in sorted((folder / f"decoder-{encoding}").glob(f"{ProbeFile.folder}/*/*.json"))
+        for path in sorted((folder / f"{name}-{encoding}").glob(f"{ProbeFile.folder}/*/*.json"))
     ]
 
 
@@ -294,6 +294,7 @@ def probes_figure(rows: Iterable[Row]) -> Figure:
                 "accuracy",
                 "accuracy (%)",
                 by=["pooling"],
+                names=["last", "mean"],
                 over="seeds",
                 title=dataset,
                 levels={"largest class": own[0]["majority"]},

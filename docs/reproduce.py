@@ -6,7 +6,7 @@ Usage: python docs/reproduce.py PAGE OUT [NAME=PATH ...], such as
 The scripts of the page run in ``OUT`` from copies of docs/, so that what they collect replaces
 nothing here, on a tenth of the data, with a ``bertvision`` that makes a tenth of the training
 examples and steps that it is asked for; scores say nothing. ``data`` holds ``squad``, ``glue``,
-``sts``, ``wikiqa``, ``senteval_probing``, ``senteval_downstream`` and ``ud_english_ewt``;
+``sts``, ``wikiqa``, ``senteval_probing``, ``senteval_downstream``, ``wnut17``, ``ud_english_ewt``;
 ``mpnet`` and ``minilm`` are encoders, ``gemma`` a decoder, ``rxnfp`` and ``smiles`` what
 reactions.sh takes. The same command continues a run.
 """

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What stands in docs/results-decoder.md, from nothing. Usage: run.sh MODEL DATA: the folders of the
-# decoder (google/gemma-3-270m) and of the data (glue, senteval_downstream). An interrupted run goes on
-# where it was by the same command.
+# decoder (google/gemma-3-270m) and of the data (glue, senteval_downstream, wnut17). An interrupted run
+# goes on where it was by the same command.
 set -euo pipefail
 model=$1 data=$2 here=$(dirname "$(realpath "$0")")
 export LC_ALL=C.UTF-8 OMP_NUM_THREADS=1
@@ -9,6 +9,11 @@ export LC_ALL=C.UTF-8 OMP_NUM_THREADS=1
 part() { # FILE N HEADER TARGET: every N-th line behind the header
   mkdir -p "$(dirname "$4")"
   gzip -dc "$1" | LC_ALL=C awk -v n="$2" -v h="$3" 'NR <= h || (NR - h) % n == 1 || n == 1' > "$4"
+}
+sentences() { # FILE N TARGET: every N-th sentence of CoNLL columns
+  mkdir -p "$(dirname "$3")"
+  gzip -dc "$1" | LC_ALL=C awk -v n="$2" '/^[ \t]*$/ { ended = 1; next }
+    ended { i++; ended = 0; if (i % n == 0) print "" } i % n == 0' > "$3"
 }
 if [ ! -d parts ]; then
   part "$data/glue/SST-2/train.tsv.gz" 20 1 parts.new/SST-2/train.tsv
@@ -20,6 +25,9 @@ if [ ! -d parts ]; then
   part "$data/senteval_downstream/subj.all.gz" 4 0 parts.new/senteval/subj.all
   part "$data/senteval_downstream/TREC.train.all.gz" 2 0 parts.new/senteval/TREC.train.all
   part "$data/senteval_downstream/TREC.test.all.gz" 1 0 parts.new/senteval/TREC.test.all
+  sentences "$data/wnut17/train.conll.gz" 8 parts.new/wnut17/train.conll
+  sentences "$data/wnut17/dev.conll.gz" 8 parts.new/wnut17/dev.conll
+  sentences "$data/wnut17/test.conll.gz" 4 parts.new/wnut17/test.conll
   mv parts.new parts
 fi
 
@@ -70,6 +78,14 @@ for seed in 0 1 2; do
     bertvision rsa 0e 1e --split $split --max-tokens 2000 --repeats 3 --workspace tuned-$seed
     bertvision isotropy 0e,1e --split $split --workspace tuned-$seed
     bertvision twonn 0e,1e --split $split --workspace tuned-$seed
+  done
+done
+
+# 6. Probes of words.
+for encoding in float32 int8; do
+  for seed in 0 1 2; do
+    bertvision probe tagging --model "$model" --data parts/wnut17 --standardise --seed $seed \
+      --encoding $encoding --precision 32 --workspace words-$encoding
   done
 done
 
