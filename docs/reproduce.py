@@ -6,8 +6,9 @@ Usage: python docs/reproduce.py PAGE OUT [NAME=PATH ...], such as
 The scripts of the page run in ``OUT`` from copies of docs/, so that what they collect replaces
 nothing here, on a tenth of the data, with a ``bertvision`` that makes a tenth of the training
 examples and steps that it is asked for; scores say nothing. ``data`` holds ``squad``, ``glue``,
-``sts``, ``wikiqa``, ``senteval_probing`` and ``ud_english_ewt``; ``mpnet`` and ``minilm`` are
-encoders, ``rxnfp`` and ``smiles`` what reactions.sh takes. The same command continues a run.
+``sts``, ``wikiqa``, ``senteval_probing``, ``senteval_downstream``, ``wnut17``, ``ud_english_ewt``;
+``mpnet`` and ``minilm`` are encoders, ``gemma`` a decoder, ``rxnfp`` and ``smiles`` what
+reactions.sh takes. The same command continues a run.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ PAGES = {
         "transform.sh minilm-ewt {minilm} {data}/ud_english_ewt/train.conllu.gz "
         "{data}/ud_english_ewt/dev.conllu.gz",
     ],
+    "results-decoder": ["decoder/run.sh {gemma} {data}"],
     "results-glue": [f"glue.sh {t} {{mpnet}} {{data}}/glue/{rest}" for t, rest in _GLUE.items()],
     "results-layers": [
         _SQUAD_V1,

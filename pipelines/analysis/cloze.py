@@ -339,8 +339,6 @@ def cloze_of_items(
     random = np.random.default_rng(seed)
     shuffled = answered([_shuffled(item.item.text, random) for item in asked])
     negated = answered([_negated(item, vocabulary) for item in asked])
-    too = "before the mask is empty or longer than" if is_causal else "is longer than"
-    twice = "" if is_causal else ", or has two masks"
     left_out += [
         f"{item.item.id}: its negated text, where a candidate is not the same token, or too long"
         for item, rank in zip(asked, negated.rank, strict=True)

@@ -18,7 +18,10 @@ from transformers import PreTrainedModel
 from bertvision.errors import InputError
 from bertvision.pipelines.variants.variant import Variant, integer, transformer_layers
 
-_QUERY_AND_VALUE = ("query", "value", "query_proj", "value_proj", "q", "v", "q_lin", "v_lin")
+_QUERY_AND_VALUE = (
+    *("query", "value", "query_proj", "value_proj", "q", "v", "q_lin", "v_lin"),
+    *("q_proj", "v_proj"),  # Llama and what follows its code
+)
 _FUSED = ("Wqkv", "in_proj")
 """Where query, key and value are one matrix."""
 _SUBLAYERS = (
