@@ -323,8 +323,9 @@ def _example(example: Values, unit: str) -> str:
     cell = {"none": "both wrong"}.get(example["cell"], example["cell"])
     lines = [f"{cell}: {example['question']} ({example['id']})"]
     lines += [example["context"]] if example["context"] else []
-    lines += [f"{name:<8}{_answer(value)}" for name, value in answers.items()]
-    return "\n  ".join([*lines, f"{unit:<8}{example['score']:.0f} %"])
+    width = max(8, len(unit) + 1)
+    lines += [f"{name:<{width}}{_answer(value)}" for name, value in answers.items()]
+    return "\n  ".join([*lines, f"{unit:<{width}}{example['score']:.0f} %"])
 
 
 def _answer(value: str | bool | list[str]) -> str:

@@ -247,12 +247,11 @@ def _run(
     names = [run.name for run in heads]
     total = len(planned.split)
     epochs = options.epochs if any(run.examples(total) for run in heads) else 0
-    folder = planned.folder
+    data = planned.data(readers=readers, seed=planned.todo[0].seed)
+    module, folder = planned.module(heads), planned.folder  # a wrong teacher leaves no folder
     folder.mkdir(parents=True, exist_ok=True)
     configs = tuple(planned.configs[run] for run in planned.todo)
     write_record(folder / "pass.json", PassRecord(runs=configs))
-    data = planned.data(readers=readers, seed=planned.todo[0].seed)
-    module = planned.module(heads)
     resume = ResumeFile(folder / "resume.ckpt", every_seconds=resume_every_seconds)
     steps = epochs * len(data.train_dataloader())
     if 0 < steps < _FEW_STEPS:

@@ -59,9 +59,12 @@ class LoadedHead(NamedTuple):
         same = [field for field in _SAME if not any_task or field != "task"]
         if difference := first_difference(config.activations, record.provenance, same):
             field, there, here = difference
+            remedy = "a head works on activations of the model and task it was trained for"
+            if field == "max_length" and any_task:
+                remedy = f"name these data with --max-length {there} where they are first named"
             raise ProvenanceError(
                 f"{name} was trained with {field} = {there!r}, {split.name} was extracted with "
-                f"{here!r}: a head works on activations of the model and task it was trained for"
+                f"{here!r}: {remedy}"
             )
 
 
