@@ -1,4 +1,4 @@
-"""What training heads will cost, with a store and without one."""
+"""Costs of training heads, with a store and without one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bertvision.jobs.show import RowsField, ShownRecord, Values
 from bertvision.pipelines.declare import DEFAULTS, NewEncoding, StorePath, WorkspacePath, job
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.reading import Names, Tag
-from bertvision.pipelines.results.columns import Column, table_of
+from bertvision.pipelines.results.columns import Column, columns, table_of
 from bertvision.pipelines.text import fill, size
 from bertvision.pipelines.workspace.checks import find_workspace
 from bertvision.pipelines.workspace.job_options import Source, TrainOptions
@@ -28,30 +28,20 @@ class TrainingCosts(ShownRecord):
     windows: int
     encoder_passes: int
     """How often the encoder goes over the data where nothing is stored."""
+    bytes_needed: int
+    """Room that storing the states asks for."""
     bytes_free: int | None
     """Free where the store lies; None where that is not known."""
     device: str
 
     def table(self, values: Values) -> str:
         """The table that the command prints, and which source to take."""
-        shown = [
-            Column("source", "--source", "text"),
-            Column("bytes", "disk", "size"),
-            *(
-                Column(name, title, "text")
-                for name, title in (
-                    ("encoder", "encoder"),
-                    ("training", "heads"),
-                    ("all", "in all"),
-                )
-            ),
-        ]
-        names = {"encoder": "encoder_seconds", "training": "training_seconds", "all": "seconds"}
-        rows = [
-            {**row, **{name: duration(row[field]) for name, field in names.items()}}
-            for row in values["rows"]
-        ]
-        return f"{table_of(shown, rows)}\n\n{fill(_advice(values))}"
+        shown = [Column("source", "--source", "text"), Column("bytes", "disk", "size")]
+        times = columns(
+            "text", encoder_seconds="encoder", training_seconds="heads", seconds="in all"
+        )
+        rows = [{**row, **{t.key: duration(row[t.key]) for t in times}} for row in values["rows"]]
+        return f"{table_of([*shown, *times], rows)}\n\n{fill(_advice(values))}"
 
 
 def _advice(values: Values) -> str:
@@ -60,8 +50,8 @@ def _advice(values: Values) -> str:
     windows = counted(values["windows"], "window")
     measured = f"Measured on a few shards of {windows}, on {values['device']}."
     free = values["bytes_free"]
-    if free is not None and stored["bytes"] > free:
-        why = f"the store would take {size(stored['bytes'])}, and {size(free)} are free"
+    if free is not None and values["bytes_needed"] > free:
+        why = f"a store needs {size(values['bytes_needed'])}, and {size(free)} are free"
     elif values["source"] == "live":
         why = "the encoder runs once in any case, and nothing is stored"
     else:
@@ -121,7 +111,7 @@ def plan(
     training = costs.training_seconds * seeds
     once = costs.setup_seconds + costs.encoder_seconds
     live = costs.setup_seconds + costs.live_seconds * seeds
-    fits = costs.free is None or costs.bytes <= costs.free
+    fits = costs.free is None or costs.needed <= costs.free
     by_source = {
         "store": (costs.bytes, once),
         "auto": (costs.bytes, once) if fits else (0, live),
@@ -143,6 +133,7 @@ def plan(
         source="auto" if fits and passes > 1 else "live",
         windows=costs.windows,
         encoder_passes=passes,
+        bytes_needed=costs.needed,
         bytes_free=costs.free,
         device=str(device()),
     )

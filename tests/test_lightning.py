@@ -111,7 +111,7 @@ def fit(
         data = ActivationDataModule(store, "0e", val="dev", batch_size=4)
     options = {"max_epochs": 3} | settings
     trainer = pl.Trainer(**QUIET, **options, callbacks=[save] if save else [])
-    trainer.fit(module, data, ckpt_path=resume, weights_only=False)
+    trainer.fit(module, data, ckpt_path=resume, weights_only=True)
     return module
 
 

@@ -201,8 +201,8 @@ def test_a_pilot_measures_without_keeping_anything(workspace: Workspace, tmp_pat
     assert stored(space) == begun
     assert not (space.root / "heads").exists()
     split = workspace.split("1e", "train")
-    assert (costs.windows, costs.tokens) == (len(split), split.record.tokens)
-    assert costs.bytes == split.info()["bytes"]
+    assert costs.windows == len(split)
+    assert costs.bytes == split.info()["bytes"] < costs.needed
     assert costs.encoder_passes == 5
     assert costs.live_seconds == pytest.approx(5 * costs.encoder_seconds)
     small = measure(space, [Run("cls-learned-pooling")], "1e", TrainOptions(epochs=5), seconds=0.2)

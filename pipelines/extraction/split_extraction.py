@@ -80,6 +80,8 @@ class ExtractionCost:
 
     Attributes:
         bytes: Size of all shards written so far.
+        seconds: Seconds that this call spent on shards, where it does other things too; None is all
+            its time.
     """
 
     def __init__(self, path: Path, *, fresh: bool, started: float, new: ExtractionCosts) -> None:
@@ -92,7 +94,7 @@ class ExtractionCost:
         self._examples = self._before.examples_written
         self.bytes = self._before.bytes
         self._spent_computing = 0.0
-        self._seconds: float | None = None
+        self.seconds: float | None = None
         self._noted = False
 
     def __enter__(self) -> ExtractionCost:
@@ -102,17 +104,13 @@ class ExtractionCost:
         if self._noted:
             self._write()
 
-    def note(
-        self, record: ShardRecord, encoder_seconds: float, seconds: float | None = None
-    ) -> None:
+    def note(self, record: ShardRecord, encoder_seconds: float) -> None:
         """Count a shard that was committed.
 
         Args:
             record: Record of the shard.
             encoder_seconds: spent computing by this call so far.
-            seconds: Seconds that this call spent on shards so far; None is all its time.
         """
-        self._seconds = seconds
         self._noted = True
         self._examples += record.examples
         self.bytes += sum(file.bytes for file in record.files.values())
@@ -122,7 +120,7 @@ class ExtractionCost:
 
     def _write(self) -> None:
         self._written = time.perf_counter()
-        seconds = self._written - self._started if self._seconds is None else self._seconds
+        seconds = self._written - self._started if self.seconds is None else self.seconds
         sums = {
             "examples_written": self._examples,
             "seconds": self._before.seconds + seconds,

@@ -23,7 +23,7 @@ from bertvision.featurestore.readahead import stays_in_memory
 from bertvision.featurestore.sampler import Sampler
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.writer import expected_bytes, free_bytes
-from bertvision.pipelines.live.splits import Splits
+from bertvision.pipelines.live.splits import Splits, needed_bytes
 from bertvision.pipelines.progress import progress
 from bertvision.pipelines.ranks import Rank
 from bertvision.pipelines.training.group import Group
@@ -44,10 +44,10 @@ class Costs(NamedTuple):
     """Measured costs of training some heads on a snapshot."""
 
     windows: int
-    tokens: int
-    """Tokens of the windows, of each split that heads train on."""
     bytes: int
-    """Size of these splits, stored."""
+    """Size of the splits that heads train on, stored."""
+    needed: int
+    """Room that storing them asks for."""
     free: int | None
     """Bytes that are free where the store lies; None where that is not known."""
     setup_seconds: float
@@ -64,7 +64,7 @@ class Costs(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Among(Sampler):
+class _Repeated(Sampler):
     """Some examples again and again, as many as an epoch has."""
 
     examples: tuple[int, ...]
@@ -83,14 +83,14 @@ class _Stopwatch(pl.Callback):
     """
 
     def __init__(self, seconds: float) -> None:
-        self._most = seconds
+        self._limit = seconds
         self._times: list[float] = []
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         """Look at the clock."""
         self._times.append(time.perf_counter())
         counted = self._times[_WARM:]
-        over = bool(counted) and counted[-1] - counted[0] > self._most
+        over = bool(counted) and counted[-1] - counted[0] > self._limit
         trainer.should_stop = over or len(counted) > _ENOUGH
 
     @property
@@ -133,30 +133,30 @@ def measure(
         ]
         setup_seconds = time.perf_counter() - started
         opened = {plan.split.split: plan.split for plan in plans}
-        examples, of_split = {}, {}
+        examples, seconds_of = {}, {}
         for name, split in opened.items():
-            shards, of_token = _encode(split, seconds / 2 / len(opened))
+            shards, per_token = _encode(split, seconds / 2 / len(opened))
             examples[name] = np.flatnonzero(np.isin(split.plan.shard, shards))
-            of_split[name] = of_token * split.plan.total_tokens
+            seconds_of[name] = per_token * split.plan.total_tokens
         bar.update(1)
         training_seconds = live_seconds = 0.0
         encoder_passes = 0
         for plan in plans:
             name, epochs = plan.split.split, plan.options.epochs
-            of_step = _train(plan, examples[name], seconds / 2 / len(plans))
+            per_step = _train(plan, examples[name], seconds / 2 / len(plans))
             steps = -(-len(plan.split) // plan.options.batch_size)
-            training_seconds += of_step * steps * epochs
+            training_seconds += per_step * steps * epochs
             computed = 1 if stays_in_memory(plan.split, len(plan.layers)) else epochs
-            live_seconds += of_split[name] * computed
+            live_seconds += seconds_of[name] * computed
             encoder_passes += computed
         bar.update(1)
         return Costs(
             windows=max(len(split) for split in opened.values()),
-            tokens=sum(split.plan.total_tokens for split in opened.values()),
             bytes=sum(expected_bytes(split.plan, split.record) for split in opened.values()),
+            needed=sum(needed_bytes(split.plan, split.record) for split in opened.values()),
             free=free_bytes(workspace.activations),
             setup_seconds=setup_seconds,
-            encoder_seconds=sum(of_split.values()),
+            encoder_seconds=sum(seconds_of.values()),
             live_seconds=live_seconds,
             encoder_passes=encoder_passes,
             training_seconds=training_seconds,
@@ -196,6 +196,6 @@ def _train(plan: TrainingPass, examples: npt.NDArray[np.int64], seconds: float) 
             precision="bf16-mixed" if plan.options.precision == "bf16" else "32-true",
         ).fit(
             plan.module(plan.build("cpu")),
-            datamodule=plan.data(sampler=_Among(tuple(examples.tolist()))),
+            datamodule=plan.data(sampler=_Repeated(tuple(examples.tolist()))),
         )
     return stopwatch.seconds_per_step

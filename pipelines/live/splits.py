@@ -11,7 +11,7 @@ import logging
 import tempfile
 import threading
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -24,7 +24,10 @@ from bertvision.errors import (
     StoreNotFoundError,
     UnknownNameError,
 )
+from bertvision.featurestore.creation import SplitSpec
 from bertvision.featurestore.format.ledger import Ledger
+from bertvision.featurestore.format.plan import ShardPlan
+from bertvision.featurestore.format.records import SplitRecord
 from bertvision.featurestore.format.shard import ShardReader, shard_key
 from bertvision.featurestore.readahead import MOST_EARLY
 from bertvision.featurestore.split import ActivationSplit
@@ -47,8 +50,20 @@ from bertvision.pipelines.workspace.reproduce import stored_options
 from bertvision.pipelines.workspace.workspace import Workspace
 
 log = logging.getLogger(__name__)
-_MARGIN, _BESIDE = 1.05, 1 << 20
-"""What a split may take more than its shards: a part of them, and bytes of what is beside them."""
+
+
+def needed_bytes(plan: ShardPlan, spec: SplitSpec | SplitRecord, missing: float = 1.0) -> int:
+    """Room to ask for before a split is stored.
+
+    Args:
+        plan: Plan of the split.
+        spec: Encoding, layers and width.
+        missing: Part of the shards that is not stored yet.
+
+    Returns:
+        Bytes of these shards, a twentieth more, and a mebibyte for what lies beside them.
+    """
+    return round(1.05 * missing * expected_bytes(plan, spec)) + (1 << 20)
 
 
 class ComputedSplit(ActivationSplit):
@@ -57,16 +72,16 @@ class ComputedSplit(ActivationSplit):
     Args:
         writer: Writer of the split.
         compute: Writes a shard, in one thread at a time.
-        most: Number of shards that are kept; of more the oldest is removed, and computed again when
-            it is asked for. None keeps all.
+        capacity: Number of shards that are kept; of more the oldest is removed, and computed again
+            when it is asked for. None keeps all.
     """
 
     def __init__(
-        self, writer: SplitWriter, compute: Callable[[int], None], most: int | None
+        self, writer: SplitWriter, compute: Callable[[int], None], capacity: int | None
     ) -> None:
         super().__init__(writer.ledger.storage, writer.ledger.tag, writer.ledger.split)
-        self._compute, self._most = compute, most
-        self._there = deque(sorted(self.ledger.shards()))
+        self._compute, self._capacity = compute, capacity
+        self._shards = deque(sorted(self.ledger.shards()))
         self._computing = threading.Lock()
 
     def require_complete(self, *, any_order: bool = False) -> Self:
@@ -76,13 +91,13 @@ class ComputedSplit(ActivationSplit):
     def open_shard(self, shard: int, *, any_order: bool = False) -> ShardReader:
         """Open a shard, which is computed first where it is missing."""
         with self._computing:
-            if shard not in self._there:
+            if shard not in self._shards:
                 self._compute(shard)
-                self._there.append(shard)
+                self._shards.append(shard)
             reader = super().open_shard(shard, any_order=any_order)
             # an open file can be read on after its name is gone
-            while self._most is not None and len(self._there) > self._most:
-                self._remove(self._there.popleft())
+            while self._capacity is not None and len(self._shards) > self._capacity:
+                self._remove(self._shards.popleft())
         return reader
 
     def _remove(self, shard: int) -> None:
@@ -104,8 +119,7 @@ class Splits:
         self._splits: dict[tuple[str, TokenPooling, str], ActivationSplit] = {}
         self._loaded: dict[ExtractOptions, LoadedSource] = {}
         self._encoding = threading.Lock()  # one encoder for all splits, in one thread at a time
-        self._seconds: defaultdict[ExtractionCost, float] = defaultdict(float)
-        self._taken = 0  # bytes that splits which are stored will take
+        self._reserved = 0  # bytes that splits which are being stored will take
         self._stack, self._closed = ExitStack(), False
 
     def __enter__(self) -> Self:
@@ -141,7 +155,7 @@ class Splits:
     def _open(
         self, workspace: Workspace, tag: str, tokens: TokenPooling, split: str
     ) -> ActivationSplit:
-        if self._source.name != "live":
+        if self._source.name != "live":  # what is not stored whole is computed
             with suppress(StoreNotFoundError, UnknownNameError, IncompleteSplitError):
                 return head_activations(workspace, tag, tokens, split)
         name = StoredName(split, tokens).name
@@ -152,29 +166,31 @@ class Splits:
             options = replace(options, encoding=self._source.encoding)
         extraction = self._extraction(workspace, tag, options)
         plan, spec = extraction.contents[tokens].plan, extraction.specs[tokens]
-        there = Ledger(extraction.storage, spec.tag, spec.split)
-        missing = 1 - len(there.shards()) / plan.n_shards if there.exists else 1.0
-        needed = round(expected_bytes(plan, spec) * missing * _MARGIN) + _BESIDE
+        ledger = Ledger(extraction.storage, spec.tag, spec.split)
+        begun = bool(ledger.exists and ledger.shards())
+        missing = 1 - len(ledger.shards()) / plan.n_shards if begun else 1.0
+        needed = needed_bytes(plan, spec, missing)
         free = free_bytes(extraction.storage)
-        is_stored = self._source.name == "auto" and (free is None or self._taken + needed <= free)
+        is_stored = self._source.name == "auto" and (
+            free is None or self._reserved + needed <= free
+        )
         if is_stored:
-            self._taken += needed
-            how = f"while the first epoch runs, and stored: {size(needed)}"
+            self._reserved += needed
+            when = f"while the first epoch runs, and stored: {size(needed)}"
         else:
-            how = "as heads need it, and not stored"
+            when = "as heads need it, and not stored"
             if self._source.name == "auto":
-                how += f", since {size(needed)} are needed to store it, and {size(free or 0)} free"
+                when += f", since {size(needed)} are needed to store it, and {size(free or 0)} free"
             folder = tempfile.TemporaryDirectory(prefix="bertvision-live-")
             extraction.storage = open_storage(self._stack.enter_context(folder))
         writer = self._stack.enter_context(extraction.open_writer(tokens))
-        log.info("%s/%s is computed %s", tag, name, how)
+        log.info("%s/%s is computed %s", tag, name, when)
         work = ShardWork({tokens: writer}, extraction.windows, extraction.source, options.nonfinite)
-        cost: ExtractionCost | None = None
-        most: int | None = default_buffer(writer.split, len(spec.layers)) + MOST_EARLY
-        if is_stored:
-            fresh = not there.shards()
-            cost, most = self._stack.enter_context(extraction.cost(tokens, fresh=fresh)), None
-        return ComputedSplit(writer, partial(self._compute, work, tokens, cost), most)
+        if not is_stored:
+            capacity = default_buffer(writer.split, len(spec.layers)) + MOST_EARLY
+            return ComputedSplit(writer, partial(self._compute, work, tokens, None), capacity)
+        cost = self._stack.enter_context(extraction.cost(tokens, fresh=not begun))
+        return ComputedSplit(writer, partial(self._compute, work, tokens, cost), None)
 
     def _extraction(
         self, workspace: Workspace, tag: str, options: ExtractOptions
@@ -195,7 +211,7 @@ class Splits:
             if self._closed:
                 raise InputError("the training that these states are computed for has ended")
             started = time.perf_counter()
-            for written in work.write({shard: [tokens]}):
-                if cost is not None:
-                    self._seconds[cost] += time.perf_counter() - started
-                    cost.note(written.record, work.seconds, self._seconds[cost])
+            (written,) = work.write({shard: [tokens]})
+            if cost is not None:
+                cost.seconds = (cost.seconds or 0.0) + time.perf_counter() - started
+                cost.note(written.record, work.seconds)

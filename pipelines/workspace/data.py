@@ -182,8 +182,9 @@ def _unmake(root: Path, before: Collection[str] | None) -> None:
         before: Names that were in it before; None where there was no folder. They stay.
     """
     with suppress(OSError):  # another process uses it, or a file is not ours
-        if before is None or "datasets" not in before:
-            record_path(root, "a").parent.rmdir()
+        folder = record_path(root, "a").parent
+        if folder.is_dir() and folder.name not in (before or ()):
+            folder.rmdir()
         if any((root / room).exists() for room in ("activations", *RESULTS)):
             return
         snapshots = root / "snapshots"
