@@ -220,7 +220,9 @@ class LoadedSplit:
         """
         if before is not None and before._process == os.getpid():
             return before
-        return cls(split, positions) if stays_in_memory(split, len(positions)) else None
+        size = split.plan.n_shards * shard_bytes(split, len(positions))
+        small = has_small_examples(split) and not split.encoding.transformed
+        return cls(split, positions) if small and size <= _LOADED_BYTES else None
 
     @property
     def whole(self) -> bool:
@@ -360,13 +362,6 @@ def shard_bytes(split: SplitReader, layers: int) -> int:
     width = split.encoding.codes_size(split.record.hidden_size)
     itemsize = np.dtype(split.encoding.zarr_dtype).itemsize
     return int(split.record.shard_tokens * layers * width * itemsize)
-
-
-def stays_in_memory(split: SplitReader, layers: int) -> bool:
-    """Whether a loader keeps what it has read of a split: small examples, and not many bytes."""
-    size = split.plan.n_shards * shard_bytes(split, layers)
-    small = has_small_examples(split) and not split.encoding.transformed
-    return small and size <= _LOADED_BYTES
 
 
 def has_small_examples(split: SplitReader) -> bool:

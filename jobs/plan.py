@@ -53,7 +53,7 @@ def _advice(values: Values) -> str:
     if free is not None and values["bytes_needed"] > free:
         why = f"a store needs {size(values['bytes_needed'])}, and {size(free)} are free"
     elif values["source"] == "live":
-        why = "the encoder runs once in any case, and nothing is stored"
+        why = "the encoder runs once either way; auto keeps the states for later calls"
     else:
         ratio = live["seconds"] / stored["seconds"]
         why = (
@@ -107,10 +107,10 @@ def plan(
     from bertvision.pipelines.live.pilot import measure
     from bertvision.pipelines.precision import device
 
-    costs = measure(space, runs, tag, options, encoding=encoding)
-    training = costs.training_seconds * seeds
+    costs = measure(space, runs, tag, options, seeds=seeds, encoding=encoding)
+    training = costs.training_seconds
     once = costs.setup_seconds + costs.encoder_seconds
-    live = costs.setup_seconds + costs.live_seconds * seeds
+    live = costs.setup_seconds + costs.live_seconds
     fits = costs.free is None or costs.needed <= costs.free
     by_source = {
         "store": (costs.bytes, once),
@@ -127,12 +127,11 @@ def plan(
         }
         for source, (size_of_store, encoder) in by_source.items()
     ]
-    passes = costs.encoder_passes * seeds
     return TrainingCosts(
         rows=rows,
-        source="auto" if fits and passes > 1 else "live",
+        source="auto" if fits and costs.live_seconds > costs.encoder_seconds else "live",
         windows=costs.windows,
-        encoder_passes=passes,
+        encoder_passes=costs.encoder_passes,
         bytes_needed=costs.needed,
         bytes_free=costs.free,
         device=str(device()),

@@ -19,11 +19,10 @@ import pytorch_lightning as pl
 
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.format.plan import ShardPlan
-from bertvision.featurestore.readahead import stays_in_memory
 from bertvision.featurestore.sampler import Sampler
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.writer import expected_bytes, free_bytes
-from bertvision.pipelines.live.splits import Splits, needed_bytes
+from bertvision.pipelines.live.splits import ComputedSplit, Splits, needed_bytes
 from bertvision.pipelines.progress import progress
 from bertvision.pipelines.ranks import Rank
 from bertvision.pipelines.training.group import Group
@@ -56,11 +55,11 @@ class Costs(NamedTuple):
     """To compute, encode and write what the heads read, once."""
     live_seconds: float
     """To compute it as often as a training without a store does: in each epoch of each pass, or
-    once in a pass where it is so small that a loader keeps it in memory."""
+    once where the shuffle buffer has room for all of it."""
     encoder_passes: int
     """How often that is."""
     training_seconds: float
-    """To train the heads for all their epochs on what is stored."""
+    """To train the heads for all their epochs, with all seeds, on what is stored."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +105,7 @@ def measure(
     tag: str,
     options: TrainOptions,
     *,
+    seeds: int = 1,
     encoding: str | None = None,
     seconds: float = 24.0,
 ) -> Costs:
@@ -116,6 +116,7 @@ def measure(
         runs: The heads.
         tag: Tag of the snapshot.
         options: Options of the training.
+        seeds: Number of trainings of each head, by one call.
         encoding: Encoding of what is stored; None is that of an extraction where nothing is said.
         seconds: Length of the measurements, beside what it takes to load the encoder.
 
@@ -139,16 +140,14 @@ def measure(
             examples[name] = np.flatnonzero(np.isin(split.plan.shard, shards))
             seconds_of[name] = per_token * split.plan.total_tokens
         bar.update(1)
-        training_seconds = live_seconds = 0.0
-        encoder_passes = 0
+        training_seconds = 0.0
+        passes = dict.fromkeys(opened, 0)
         for plan in plans:
-            name, epochs = plan.split.split, plan.options.epochs
+            name, epochs = plan.split.split, plan.options.epochs * seeds
             per_step = _train(plan, examples[name], seconds / 2 / len(plans))
-            steps = -(-len(plan.split) // plan.options.batch_size)
-            training_seconds += per_step * steps * epochs
-            computed = 1 if stays_in_memory(plan.split, len(plan.layers)) else epochs
-            live_seconds += seconds_of[name] * computed
-            encoder_passes += computed
+            training_seconds += per_step * -(-len(plan.split) // plan.options.batch_size) * epochs
+            is_kept = isinstance(plan.split, ComputedSplit) and plan.split.keeps_all
+            passes[name] = 1 if is_kept else passes[name] + epochs
         bar.update(1)
         return Costs(
             windows=max(len(split) for split in opened.values()),
@@ -157,8 +156,8 @@ def measure(
             free=free_bytes(workspace.activations),
             setup_seconds=setup_seconds,
             encoder_seconds=sum(seconds_of.values()),
-            live_seconds=live_seconds,
-            encoder_passes=encoder_passes,
+            live_seconds=sum(seconds_of[name] * n for name, n in passes.items()),
+            encoder_passes=sum(passes.values()),
             training_seconds=training_seconds,
         )
 

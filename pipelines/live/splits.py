@@ -84,6 +84,11 @@ class ComputedSplit(ActivationSplit):
         self._shards = deque(sorted(self.ledger.shards()))
         self._computing = threading.Lock()
 
+    @property
+    def keeps_all(self) -> bool:
+        """Whether each shard is computed once, for all epochs of all passes."""
+        return self._capacity is None or self._capacity >= self.plan.n_shards
+
     def require_complete(self, *, any_order: bool = False) -> Self:
         """Return the split itself: what it lacks is computed."""
         return self
