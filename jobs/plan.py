@@ -26,7 +26,7 @@ class TrainingCosts(ShownRecord):
     source: str
     """The source to take."""
     windows: int
-    encoder_passes: int
+    encoder_passes: float
     """How often the encoder goes over the data where nothing is stored."""
     bytes_needed: int
     """Room that storing the states asks for."""
@@ -57,8 +57,8 @@ def _advice(values: Values) -> str:
     else:
         ratio = live["seconds"] / stored["seconds"]
         why = (
-            f"without a store the encoder runs {values['encoder_passes']} times, and training "
-            f"takes {ratio:.1f} times as long"
+            f"without a store the encoder goes over the data {values['encoder_passes']:.1f} times, "
+            f"and training takes {ratio:.1f} times as long"
         )
     return f"Take --source {values['source']}: {why}. {measured}"
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -54,10 +54,9 @@ class Costs(NamedTuple):
     encoder_seconds: float
     """To compute, encode and write what the heads read, once."""
     live_seconds: float
-    """To compute it as often as a training without a store does: in each epoch of each pass, or
-    once where the shuffle buffer has room for all of it."""
-    encoder_passes: int
-    """How often that is."""
+    """To compute it as often as a training without a store does (`ComputedSplit.passes`)."""
+    encoder_passes: float
+    """How often that is, added up over the splits."""
     training_seconds: float
     """To train the heads for all their epochs, with all seeds, on what is stored."""
 
@@ -133,7 +132,7 @@ def measure(
             )
         ]
         setup_seconds = time.perf_counter() - started
-        opened = {plan.split.split: plan.split for plan in plans}
+        opened = {plan.split.split: cast(ComputedSplit, plan.split) for plan in plans}
         examples, seconds_of = {}, {}
         for name, split in opened.items():
             shards, per_token = _encode(split, seconds / 2 / len(opened))
@@ -141,14 +140,14 @@ def measure(
             seconds_of[name] = per_token * split.plan.total_tokens
         bar.update(1)
         training_seconds = 0.0
-        passes = dict.fromkeys(opened, 0)
+        epochs_of = dict.fromkeys(opened, 0)
         for plan in plans:
             name, epochs = plan.split.split, plan.options.epochs * seeds
             per_step = _train(plan, examples[name], seconds / 2 / len(plans))
             training_seconds += per_step * -(-len(plan.split) // plan.options.batch_size) * epochs
-            is_kept = isinstance(plan.split, ComputedSplit) and plan.split.keeps_all
-            passes[name] = 1 if is_kept else passes[name] + epochs
+            epochs_of[name] += epochs
         bar.update(1)
+        passes = {name: split.passes(epochs_of[name]) for name, split in opened.items()}
         return Costs(
             windows=max(len(split) for split in opened.values()),
             bytes=sum(expected_bytes(split.plan, split.record) for split in opened.values()),

@@ -18,6 +18,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Self
 
+import numpy as np
+
 from bertvision.errors import (
     IncompleteSplitError,
     InputError,
@@ -84,10 +86,24 @@ class ComputedSplit(ActivationSplit):
         self._shards = deque(sorted(self.ledger.shards()))
         self._computing = threading.Lock()
 
-    @property
-    def keeps_all(self) -> bool:
-        """Whether each shard is computed once, for all epochs of all passes."""
-        return self._capacity is None or self._capacity >= self.plan.n_shards
+    def passes(self, epochs: int) -> float:
+        """How often a shuffled loader has the whole split computed in some epochs.
+
+        Shards that are still there when an epoch comes to them are not computed again. That is
+        counted over the orders of shards that `ShuffleSampler` draws.
+
+        Args:
+            epochs: Number of epochs of all loaders.
+        """
+        n_shards, computed, kept = self.plan.n_shards, 0, deque[int]()
+        for epoch in range(epochs):
+            for shard in np.random.default_rng([0, epoch]).permutation(n_shards).tolist():
+                if shard not in kept:
+                    computed += 1
+                    kept.append(shard)
+                if self._capacity is not None and len(kept) > self._capacity:
+                    kept.popleft()
+        return computed / n_shards
 
     def require_complete(self, *, any_order: bool = False) -> Self:
         """Return the split itself: what it lacks is computed."""
