@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from bertvision.errors import InputError, WorkspaceError
+from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.jobs.experiment import Status
 from bertvision.jobs.show import Rows, RowsField, ShownRecord, Values
 from bertvision.pipelines.declare import DEFAULTS, FigurePath, WorkspacePath, job
@@ -107,10 +108,12 @@ def adopt(
     workspace: WorkspacePath = None,
     **changes: Any,
 ) -> Status:
-    """Take checkpoints that others fine-tuned as snapshots.
+    """Take checkpoints that others trained as snapshots.
 
-    They are scored as they are. Their output layers are kept, with classes in the order of the
-    data's. Heads, probes and analyses then read their hidden states as those of any snapshot.
+    Fine-tuned ones are scored as they are: their output layers are kept, with classes in the order
+    of the data's. Others, such as those of pretraining, have words as tags; without a task, the
+    workspace is for hidden states alone. Heads, probes and analyses then read their hidden states
+    as those of any snapshot. Copies, whose weights are those of another, are warned of.
 
     Examples:
         >>> import bertvision
@@ -126,9 +129,10 @@ def adopt(
         ['3e']
 
     Args:
-        folders: Checkpoints: folders, names on the hub, or the output folder of transformers'
-            Trainer with all its checkpoints. Epochs are those of trainer_state.json, or stand
-            behind a colon, such as FOLDER:3e.
+        folders: Checkpoints: folders, names on the hub, perhaps with a revision (NAME@step1000), or
+            the output folder of transformers' Trainer with all its checkpoints. Epochs are those of
+            trainer_state.json, or stand behind a colon, such as FOLDER:3e; one that was not
+            fine-tuned has a word there, such as FOLDER:step1000.
         classes: Classes in the order of the outputs, such as negative,positive, where config.json
             lacks their names (id2label).
 
@@ -136,8 +140,9 @@ def adopt(
         The contents of the workspace.
 
     Raises:
-        InputError: a checkpoint has no output layer of the task, one of other classes, or another
-            encoder or tokenizer than the first; or an option or the data are wrong.
+        InputError: a fine-tuned checkpoint has no output layer of the task, or one of other
+            classes; another has one; a checkpoint has another encoder or tokenizer than the first;
+            or an option or the data are wrong.
         WorkspaceError: the workspace was made otherwise, or has another snapshot of a tag.
         LockedError: another process is adopting into this workspace.
     """
@@ -146,7 +151,7 @@ def adopt(
     for option in ("train", "dev", "data"):
         check_source(f"--{option}", getattr(options, option))
     from bertvision.pipelines.finetuning.adopt import adopt as run
-    from bertvision.pipelines.finetuning.adopt import find_checkpoints
+    from bertvision.pipelines.finetuning.adopt import find_checkpoints, without_task
 
     sources = find_checkpoints(parse_names(folders))
     named = () if classes is None else parse_names(classes)
@@ -154,10 +159,16 @@ def adopt(
         raise InputError(
             f"--classes {','.join(named)}: {twice[0]} comes twice; each is of one output"
         )
+    if named and all(tag.is_named for tag in sources):
+        raise InputError(
+            f"--classes {','.join(named)}: {', '.join(sources)} were not fine-tuned and have no "
+            "outputs; leave it out"
+        )
     try:
         find_workspace(workspace)
     except WorkspaceError:
-        if not (options.source("train") and options.source("dev")):
+        data_given = options.source("train") and options.source("dev")
+        if not (data_given or without_task(sources, options)):
             raise InputError(
                 "a new workspace needs the task and data that the checkpoints were fine-tuned on: "
                 "such as --task sst2 --data glue/SST-2, or --task csv --train train.csv --dev "
@@ -177,7 +188,13 @@ def checked(options: FinetuneOptions, save_at: Tags | None) -> FinetuneOptions:
         InputError: an option is wrong.
     """
     if save_at is not None:
-        options = replace(options, save_at=parse_tags(save_at))
+        tags = parse_tags(save_at)
+        if named := [tag for tag in tags if SnapshotTag(tag).is_named]:
+            raise InputError(
+                f"--save-at {named[0]}: fine-tuning is saved at fractions of an epoch, such as "
+                f"0.3,1; `bertvision adopt FOLDER:{named[0]}` takes a checkpoint that is there"
+            )
+        options = replace(options, save_at=tags)
     for section in (TaskConfig, FinetuneConfig):
         validated(section, options.given(section))
     if options.task is not None and (options.data or (options.train and options.dev)):

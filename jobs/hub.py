@@ -94,7 +94,7 @@ def push(
         HubError: the hub cannot be reached, or refuses, or another push came between.
     """
     kind, name = parse_repository(repository)
-    sort = "predictor" if with_encoder else _sort_of(what)
+    sort = "predictor" if with_encoder else _sort_of(what, workspace)
     if kind not in (None, _KINDS[sort]):
         raise InputError(
             f"{repository}: a {sort} is pushed to a {_KINDS[sort]} repository: write {name}"
@@ -231,13 +231,16 @@ def _api() -> HfApi:
     return connect()
 
 
-def _sort_of(what: str) -> str:
+def _sort_of(what: str, workspace: StrPath | None) -> str:
     """Whether a head, a snapshot, a store (or splits of it) or a report is named."""
     if what in ("store", "report"):
         return what
     if "/" in what:
         return "store"
-    return "snapshot" if SnapshotTag.is_valid(what) else "head"
+    if not SnapshotTag.is_valid(what):
+        return "head"
+    is_tag = not SnapshotTag(what).is_named or what in find_workspace(workspace).snapshots()
+    return "snapshot" if is_tag else "head"
 
 
 def _folder_of(what: str, sort: str, workspace: StrPath | None) -> tuple[Path, str]:

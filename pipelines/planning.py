@@ -279,7 +279,7 @@ class _Unloaded:
         if tag.is_mean and not made:
             parts = [cls.of(workspace, SnapshotTag(part)) for part in tag.parts]
             return replace(parts[-1], made=False)
-        if not made and not (tag.is_untrained or tag.fraction == 0):
+        if not made and not (tag.is_untrained or tag.is_pretrained):
             workspace.require_snapshot(tag)  # which says what makes it
         encoder = None
         if not made:

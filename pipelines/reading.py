@@ -45,7 +45,7 @@ def parse_tags(value: Tags) -> tuple[str, ...]:
     """``0.1,0.3e,1,0.3+1`` → tags.
 
     Raises:
-        InputError: a part is not a fraction of an epoch.
+        InputError: a part is neither a fraction of an epoch nor a word such as ``step1000``.
     """
     texts = [value] if isinstance(value, float | int) else _texts(value)
     return tuple(
@@ -56,7 +56,7 @@ def parse_tags(value: Tags) -> tuple[str, ...]:
 
 def _fraction(text: str) -> str:
     """``0.3`` → ``0.3e``; what has its form stays."""
-    if text.endswith("e") or text == "untrained":
+    if text.endswith("e") or SnapshotTag.is_valid(text):
         return text
     try:
         return SnapshotTag.of(float(text))

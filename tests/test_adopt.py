@@ -224,12 +224,14 @@ def test_an_answerer_of_questions_is_adopted_by_a_tag_behind_a_colon(
 
 
 REFUSED: dict[str, tuple[list[str], dict[str, Any], type[Exception], str]] = {
-    "no tag": (["untold"], {}, InputError, "say it behind a colon"),
+    "no tag": (["untold"], {}, InputError, "for how long behind a colon"),
     "a tag of no fine-tuning": (["untold:0e"], {}, InputError, "named by --model"),
     "two of one tag": (["out/checkpoint-6", "untold:1e"], {}, InputError, "are both snapshot 1e"),
     "no folder": (["./nowhere:1e"], {}, InputError, "no folder"),
     "no folder, nor a tag": (["out/checkpoint-99"], {}, InputError, "there is no folder out/ch"),
-    "a tag that is none": (["untold:abc"], {}, InputError, "'abc' is no number of epochs"),
+    "a tag that is none": (["untold:a.c"], {}, InputError, "'a.c' is neither a number of epochs"),
+    "a word for what was fine-tuned": (["untold:main"], {}, InputError, "untold was fine-tuned"),
+    "a folder that is no word": (["un-told"], {}, InputError, "un-told:step1000"),
     "a folder without any": (["empty"], {}, InputError, "empty holds no checkpoint"),
     "no data": (
         ["out/checkpoint-6"],
@@ -286,6 +288,7 @@ def test_what_cannot_be_a_snapshot_is_refused_by_name_and_leaves_nothing(
     for name in ("untold", "damaged", "smaller", "worded", "cut"):
         shutil.copytree(checkpoint, tmp_path / name)
     (tmp_path / "untold/trainer_state.json").unlink()
+    shutil.copytree(tmp_path / "untold", tmp_path / "un-told")
     (tmp_path / "damaged/trainer_state.json").write_text('{"global_step": 0, "epoch": NaN}')
     with (tmp_path / "cut/model.safetensors").open("r+b") as file:
         file.truncate(5000)

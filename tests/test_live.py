@@ -75,6 +75,10 @@ def test_heads_are_the_same_from_whatever_source(
     assert not find_damage(auto.split("1e", "train"))
     assert trained(alive, "live") == expected
     assert stored(alive) == begun
+    shutil.rmtree(alive.root / "activations")
+    with pytest.raises(WorkspaceError, match="was trained on 1e before with"):
+        trained(alive, "auto")  # in shards of another size
+    assert not any(alive.stored().values())
 
 
 def test_a_computed_split_keeps_no_more_shards_than_it_may(

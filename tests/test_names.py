@@ -72,11 +72,20 @@ def test_only_plain_names_pass(text: str) -> None:
 @example("1e+1e")
 @example("1e+untrained")
 @example("1e+")
+@example("step1000")
+@example("nul")
+@example("main-dev")
+@example("Main")
 def test_only_canonical_tags_pass(text: str) -> None:
     try:
         tag = SnapshotTag(text)
     except InputError:
         assert not SnapshotTag.is_valid(text)
+        return
+    if tag.is_named:  # a folder on every file system, and no part of another name
+        assert set(text) <= ALLOWED - {"-"}
+        assert text[0].isalpha()
+        assert text not in DEVICES
         return
     assert set(text) <= set("0123456789.e+")
     assert "+".join(SnapshotTag.of(part.fraction) for part in tag.parts) == tag == text

@@ -6,7 +6,7 @@ Nothing heavy is imported here: the command line lists them.
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Any, Literal
 
 from bertvision.errors import InputError
 
@@ -16,6 +16,8 @@ NonFinite = Literal["error", "record"]
 
 _TAG = re.compile(r"(?:0|[1-9]\d{0,5})(?:\.\d{1,6})?e", re.ASCII)
 _UNTRAINED = "untrained"
+_PRETRAINED = "0e"
+_WORD = re.compile(r"[a-z][a-z0-9_]{0,62}", re.ASCII)  # no hyphen: it parts names that tags begin
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}", re.ASCII)
 _DEVICE = re.compile(r"con|prn|aux|nul|(com|lpt)[0-9]", re.ASCII)  # no folders, on Windows
 
@@ -26,7 +28,9 @@ class SnapshotTag(str):
     Tags are ordered as numbers. One fraction has one tag: ``1.0e`` and ``0.30e`` are refused in
     favour of ``1e`` and ``0.3e``, so that two folders never mean the same snapshot. ``untrained``
     is the encoder's twin with random weights; it comes before ``0e``. ``2e+3e`` is the mean of the
-    weights of two or more snapshots, and comes behind the last of them.
+    weights of two or more snapshots, and comes behind the last of them. A word, such as ``main`` or
+    ``step1000``, names another checkpoint of the same model, not fine-tuned; words come between
+    ``untrained`` and ``0e``, ``step512`` before ``step1000``.
 
     Raises:
         InputError: the text is not a tag in canonical form.
@@ -35,13 +39,14 @@ class SnapshotTag(str):
     __slots__ = ()
 
     def __new__(cls, text: str) -> SnapshotTag:  # noqa: D102
-        if text == _UNTRAINED:
+        if text == _UNTRAINED or (_WORD.fullmatch(text) and not _DEVICE.fullmatch(text)):
             return str.__new__(cls, text)
         fractions = text.split("+")
         if not all(map(_TAG.fullmatch, fractions)):
             raise InputError(
                 f"{text!r} is not a snapshot tag: write the fraction of an epoch and 'e', "
-                "such as 0e, 0.3e, 1e or 2e, or 2e+3e for their mean, or untrained"
+                "such as 0e, 0.3e, 1e or 2e, or 2e+3e for their mean, or untrained; another "
+                "checkpoint has a word of a-z, 0-9 and '_', such as step1000"
             )
         canonical = "+".join(
             _canonical(fraction)
@@ -71,6 +76,16 @@ class SnapshotTag(str):
         return str.__eq__(self, _UNTRAINED)
 
     @property
+    def is_pretrained(self) -> bool:
+        """Whether it is the encoder that fine-tuning begins with, ``0e``."""
+        return str.__eq__(self, _PRETRAINED)
+
+    @property
+    def is_named(self) -> bool:
+        """Whether it is another checkpoint of the model, by a word such as ``step1000``."""
+        return self[0].isalpha() and not self.is_untrained
+
+    @property
     def is_mean(self) -> bool:
         """Whether it is the mean of other snapshots."""
         return "+" in self
@@ -82,27 +97,37 @@ class SnapshotTag(str):
 
     @property
     def fraction(self) -> float:
-        """The fraction of an epoch, as a number; −1 of ``untrained``, of a mean its last part's."""
+        """The fraction of an epoch, as a number, of a mean its last part's.
+
+        It is 0 where nothing was fine-tuned, and −1 of ``untrained``.
+        """
+        if self.is_named:
+            return 0.0
         return -1.0 if self.is_untrained else float(self.split("+")[-1][:-1])
 
     def step(self, steps_per_epoch: int) -> int:
         """The optimiser step at which the snapshot is taken: round(fraction × steps per epoch)."""
         return round(self.fraction * steps_per_epoch)
 
-    def _place(self) -> tuple[float, ...]:
+    @property
+    def place(self) -> tuple[Any, ...]:
+        """Key by which tags are ordered; ``()`` lies before all."""
+        if self.is_named:  # words, and the numbers in them as numbers
+            words = re.split(r"(\d+)", self)
+            return -0.5, *(int(word) if word.isdigit() else word for word in words)
         return self.fraction, *(part.fraction for part in self.parts if self.is_mean)
 
     def __lt__(self, other: str) -> bool:
-        return self._place() < SnapshotTag(other)._place()
+        return self.place < SnapshotTag(other).place
 
     def __le__(self, other: str) -> bool:
-        return self._place() <= SnapshotTag(other)._place()
+        return self.place <= SnapshotTag(other).place
 
     def __gt__(self, other: str) -> bool:
-        return self._place() > SnapshotTag(other)._place()
+        return self.place > SnapshotTag(other).place
 
     def __ge__(self, other: str) -> bool:
-        return self._place() >= SnapshotTag(other)._place()
+        return self.place >= SnapshotTag(other).place
 
 
 def _canonical(fraction: float) -> str:

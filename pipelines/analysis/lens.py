@@ -280,9 +280,9 @@ def pretrained_head(
         InputError: there is none that can be applied to layers.
     """
     from bertvision.pipelines.encoders.vocabulary_head import is_causal, load_causal_head
-    from bertvision.pipelines.workspace.pretrained import pretrained
+    from bertvision.pipelines.workspace.pretrained import checkpoint_of_states
 
-    checkpoint = pretrained(workspace)
+    checkpoint = checkpoint_of_states(workspace, SnapshotTag(tag))
     if not is_causal(checkpoint.config):
         return mlm_head(workspace, tag)
     name = Path(checkpoint.name_or_path).name
@@ -296,15 +296,15 @@ def pretrained_head(
 def mlm_head(workspace: Workspace, tag: str) -> tuple[MlmHead, str, str]:
     """The MLM head of the pretrained encoder, what it is called, and what is to be known of it."""
     from bertvision.pipelines.encoders.vocabulary_head import load_mlm_head
-    from bertvision.pipelines.workspace.pretrained import pretrained
+    from bertvision.pipelines.workspace.pretrained import checkpoint_of_states
 
-    checkpoint = pretrained(workspace)
+    checkpoint = checkpoint_of_states(workspace, SnapshotTag(tag))
     name = Path(checkpoint.name_or_path).name
     head = load_mlm_head(checkpoint.folder, checkpoint.name_or_path)
     snapshot = SnapshotTag(tag)
     if snapshot.is_untrained:
         note = f"{tag} has random weights, which the MLM head of {name} was never trained with."
-    elif snapshot.fraction == 0:
+    elif snapshot.is_pretrained or snapshot.is_named:
         note = f"The MLM head is the one that {name} was pretrained with."
     else:
         note = (

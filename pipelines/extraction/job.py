@@ -21,7 +21,7 @@ from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.precision import resolve_precision
 from bertvision.pipelines.tasks.windows import Windows, special_ends
 from bertvision.pipelines.workspace.job_options import ExtractOptions
-from bertvision.pipelines.workspace.pretrained import pretrained
+from bertvision.pipelines.workspace.pretrained import checkpoint_of_states
 from bertvision.pipelines.workspace.records import SnapshotInfo
 from bertvision.pipelines.workspace.snapshots import load_snapshot
 from bertvision.pipelines.workspace.workspace import Workspace
@@ -88,10 +88,10 @@ def load_encoder(
     layers_kept = layers_of_tokens(options, size.layers, pooler=pooler)
     next_tokens = None
     if options.logits is not None:
-        begun, fraction = pretrained(workspace), SnapshotTag(tag)
+        begun, at = checkpoint_of_states(workspace, SnapshotTag(tag)), SnapshotTag(tag)
         next_tokens = load_next_tokens(
             *(begun.folder, begun.name_or_path, TopRule.parse(options.logits), model),
-            same=not fraction.is_untrained and fraction.fraction == 0,
+            same=at.is_pretrained or at.is_named,
         )
     encoder = Encoder(
         *(model, layers_kept, resolve_precision(options.precision), sites),

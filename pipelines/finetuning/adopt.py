@@ -1,4 +1,4 @@
-"""Checkpoints that others fine-tuned, as the snapshots of a workspace."""
+"""Checkpoints of others, as the snapshots of a workspace: fine-tuned ones, and of pretraining."""
 
 from __future__ import annotations
 
@@ -13,17 +13,25 @@ from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.storage.lock import exclusive
 from bertvision.featurestore.writing.origin import tokenizer_digest
 from bertvision.pipelines.encoders.checkpoint_path import check_path
-from bertvision.pipelines.encoders.loading import dimensions, find_pretrained, load_tokenizer
+from bertvision.pipelines.encoders.loading import PretrainedEncoder, dimensions, load_tokenizer
+from bertvision.pipelines.encoders.output_layer import choose_output
 from bertvision.pipelines.encoders.trainer_state import checkpoint_folders, trainer_state
 from bertvision.pipelines.encoders.weights import weights_digest
 from bertvision.pipelines.finetuning.finetune import finetune
+from bertvision.pipelines.tasks.data import TaskConfig
+from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.workspace.config import AdoptedConfig, WorkspaceConfig
-from bertvision.pipelines.workspace.creation import agreed, new_config
+from bertvision.pipelines.workspace.creation import agreed, new_config, planned_workspace
 from bertvision.pipelines.workspace.job_options import DataOptions, FinetuneOptions
-from bertvision.pipelines.workspace.pretrained import adopted_output
+from bertvision.pipelines.workspace.pretrained import (
+    adopted_output,
+    ensure_snapshot,
+    find_adopted,
+)
 from bertvision.pipelines.workspace.records import is_snapshot, read_snapshot_info
 from bertvision.pipelines.workspace.snapshots import workspace_tokenizer
+from bertvision.pipelines.workspace.status import status
 from bertvision.pipelines.workspace.workspace import FILE, Workspace
 
 log = logging.getLogger(__name__)
@@ -34,8 +42,8 @@ def find_checkpoints(names: Sequence[str]) -> dict[SnapshotTag, str]:
 
     Args:
         names: Folders of checkpoints, output folders of transformers' Trainer with its checkpoints,
-            or names on the hub; with a tag behind a colon where none is to be read from
-            ``trainer_state.json``.
+            or names on the hub, with a revision behind ``@``; with a tag behind a colon where none
+            is to be read from ``trainer_state.json``, the revision or the name of the folder.
 
     Returns:
         Absolute paths of folders, and names on the hub, in the order of training.
@@ -62,24 +70,33 @@ def _parted(name: str) -> list[tuple[SnapshotTag, str]]:
     place, colon, tail = name.rpartition(":")
     if colon and SnapshotTag.is_valid(tail):
         tag = SnapshotTag(tail)
-        if tag.is_mean or tag.fraction <= 0:
+        if tag.is_mean or (tag.fraction <= 0 and not tag.is_named):
             raise InputError(
-                f"{name}: an adopted snapshot was fine-tuned, so its tag is the number of epochs, "
-                "such as 0.5e or 3e; the encoder that it began with is named by --model"
+                f"{name}: the tag of a fine-tuned checkpoint is its number of epochs, such as 0.5e "
+                "or 3e, and of another a word such as step1000; the encoder that fine-tuning began "
+                "with is named by --model"
             )
-        check_path(place)
         folder = Path(place).expanduser()
-        return [(tag, str(folder.resolve()) if folder.is_dir() else place)]
+        if folder.is_dir():
+            check_path(place)
+            return [(tag, str(folder.resolve()))]
+        check_path(place.partition("@")[0])
+        return [(tag, place)]
     folder = Path(name).expanduser()
     if not folder.is_dir():
+        place_on_hub, at, revision = name.partition("@")
+        if at and SnapshotTag.is_valid(revision):
+            check_path(place_on_hub)
+            return [(SnapshotTag(revision), name)]
         if colon and Path(place).expanduser().is_dir():
             raise InputError(
-                f"{name}: {tail!r} is no number of epochs: write it as in {place}:3e or "
-                f"{place}:0.5e"
+                f"{name}: {tail!r} is neither a number of epochs, as in {place}:3e or "
+                f"{place}:0.5e, nor a word of a-z, 0-9 and '_', as in {place}:step1000"
             )
         raise InputError(
             f"there is no folder {name}; a checkpoint on the hub is named with the epochs that it "
-            "was fine-tuned for, as in owner/name:3e"
+            "was fine-tuned for, as in owner/name:3e, or with a revision, as in "
+            "owner/name@step1000 or owner/name@v1.0:step1000"
         )
     inside, cut_off = checkpoint_folders(folder)
     if cut_off:
@@ -98,11 +115,14 @@ def _parted(name: str) -> list[tuple[SnapshotTag, str]]:
 
 
 def _tag_of(folder: Path, name: str) -> SnapshotTag:
-    """Tag of a checkpoint, by the epochs that Trainer counted, to a thousandth."""
+    """Tag of a checkpoint: the epochs that Trainer counted, to a thousandth; else its folder."""
     if (state := trainer_state(folder)) is None:
+        if SnapshotTag.is_valid(folder.name):
+            return SnapshotTag(folder.name)
         raise InputError(
             f"{name} has no trainer_state.json that tells how long it was fine-tuned: say it "
-            f"behind a colon, such as {name}:3e after three epochs"
+            f"behind a colon, such as {name}:3e after three epochs, or name a checkpoint that was "
+            f"not fine-tuned by a word, such as {name}:step1000"
         )
     return SnapshotTag.of(max(round(state.epoch, 3), 0.001))
 
@@ -113,10 +133,11 @@ def adopt(
     options: DataOptions,
     classes: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Make snapshots of checkpoints that others fine-tuned, and score them on dev.
+    """Make snapshots of checkpoints of others, and score those that were fine-tuned on dev.
 
     A killed call is finished by the same one. More checkpoints of the same encoder can be added
-    later.
+    later. Those with words as tags need no task: without one, the workspace is for hidden states
+    alone.
 
     Args:
         root: Workspace; None means the one the current folder stands in, or else makes the current
@@ -131,8 +152,9 @@ def adopt(
         As of `finetune`.
 
     Raises:
-        InputError: a checkpoint has no output layer of the task, one of other classes, or another
-            encoder or tokenizer than the first; or the data are wrong.
+        InputError: a fine-tuned checkpoint has no output layer of the task, or one of other
+            classes; another has one; a checkpoint has another encoder or tokenizer than the first;
+            or the data are wrong.
         WorkspaceError: the workspace was made otherwise, or has another snapshot of a tag.
         LockedError: another process is adopting into this workspace.
     """
@@ -145,7 +167,11 @@ def adopt(
             workspace = _planned(workspace.root, sources, options, tuple(classes))
         workspace.ensure_written()
         workspace.config.write(workspace.root / FILE)
-    return finetune(workspace.root, FinetuneOptions(), resume=True)
+    if find_task(workspace.config.task.name).learns:
+        return finetune(workspace.root, FinetuneOptions(), resume=True)
+    for tag in sources:
+        ensure_snapshot(workspace, tag)
+    return {**status(workspace), "seconds": 0.0, "steps": 0}
 
 
 def _planned(
@@ -163,9 +189,13 @@ def _planned(
         if (place / FILE).exists():
             raise
         tags = tuple(sources)
+        name = options.model or _model_of(sources[tags[-1]])
+        if without_task(sources, options):
+            plain = planned_workspace(root, name, options.revision)
+            return _with_sources(plain, AdoptedConfig(sources=dict(sources)))
         asked = replace(
             asked,
-            model=options.model or sources[tags[0]],
+            model=name,
             save_at=tags,
             epochs=max(1.0, tags[-1].fraction),
         )
@@ -173,12 +203,20 @@ def _planned(
         adopted = AdoptedConfig(sources=dict(sources), classes=classes)
         return Workspace(place, config.model_copy(update={"adopted": adopted}))
     before = workspace.config.adopted
+    learns = find_task(workspace.config.task.name).learns
+    if before is None and not learns:
+        before = AdoptedConfig(sources={})
     if before is None:
         raise WorkspaceError(
             f"{workspace.root} has snapshots that were fine-tuned there: adopt those of others "
             "into another --workspace"
         )
     workspace = agreed(workspace, asked)
+    if not learns and (tuned := [tag for tag in sources if not tag.is_named]):
+        raise InputError(
+            f"{workspace.root} is for hidden states alone, without the task that {tuned[0]} was "
+            "fine-tuned on: adopt it into another --workspace, with --task and --data"
+        )
     if classes not in ((), before.classes):
         raise WorkspaceError(
             f"{workspace.root} was made with --classes {','.join(before.classes) or 'not given'}: "
@@ -188,8 +226,8 @@ def _planned(
         if before.sources.get(tag, source) != source and not _moved(workspace, tag, source):
             raise WorkspaceError(
                 f"snapshot {tag} of {workspace.root} is {before.sources[tag]}, whose weights are "
-                f"others: name another tag for {source}, such as "
-                f"{source}:{SnapshotTag.of(tag.fraction + 1)}"
+                f"others: name another tag for {source}, such as {source}:"
+                + (f"{tag}_other" if tag.is_named else SnapshotTag.of(tag.fraction + 1))
             )
     model = workspace.config.model
     for tag, source in sources.items():
@@ -197,21 +235,46 @@ def _planned(
             model = model.model_copy(update={"name_or_path": source})
     together = before.sources | {str(tag): source for tag, source in sources.items()}
     tags = tuple(sorted(map(SnapshotTag, together)))
-    finetuning = workspace.config.finetune.model_copy(
+    adopted = before.model_copy(update={"sources": {tag: together[tag] for tag in tags}})
+    workspace = replace(workspace, config=workspace.config.model_copy(update={"model": model}))
+    return _with_sources(workspace, adopted)
+
+
+def without_task(sources: Mapping[SnapshotTag, str], options: DataOptions) -> bool:
+    """Whether a new workspace is for hidden states alone: no fine-tuned checkpoint, no data.
+
+    Args:
+        sources: Checkpoints by tag.
+        options: Task and data that were given.
+    """
+    plain = DataOptions(model=options.model, revision=options.revision)
+    return all(tag.is_named for tag in sources) and options == plain
+
+
+def _with_sources(workspace: Workspace, adopted: AdoptedConfig) -> Workspace:
+    """A workspace with adopted checkpoints, and ``0e`` where it had that and it is none of them."""
+    config, places = workspace.config, adopted.sources.values()
+    first = [t for t in config.finetune.tags if t.is_pretrained]
+    if config.model.name_or_path in places:
+        first = []
+    tags = tuple(sorted([*first, *map(SnapshotTag, adopted.sources)]))
+    finetuning = config.finetune.model_copy(
         update={"save_at": tags, "epochs": max(1.0, tags[-1].fraction)}
     )
-    adopted = before.model_copy(update={"sources": {tag: together[tag] for tag in tags}})
-    config = workspace.config.model_copy(
-        update={"model": model, "finetune": finetuning, "adopted": adopted}
-    )
-    return Workspace(workspace.root, config)
+    config = config.model_copy(update={"finetune": finetuning, "adopted": adopted})
+    return replace(workspace, config=config)
+
+
+def _model_of(source: str) -> str:
+    """The folder or name on the hub of a checkpoint, without its revision."""
+    return source if Path(source).is_dir() else source.partition("@")[0]
 
 
 def _moved(workspace: Workspace, tag: SnapshotTag, source: str) -> bool:
     """Whether a checkpoint is the one that a snapshot was made of, at another place."""
     place = workspace.snapshot_dir(tag)
     return is_snapshot(place) and read_snapshot_info(place).adopted_sha256 == weights_digest(
-        find_pretrained(source).folder
+        find_adopted(source).folder
     )
 
 
@@ -222,8 +285,12 @@ def _check_alike(workspace: Workspace, sources: Mapping[SnapshotTag, str]) -> No
     digest = tokenizer_digest(workspace_tokenizer(workspace))
     classes = config.adopted.classes if config.adopted else ()
     by_weights: dict[str, str] = {}
+    for tag, source in (config.adopted.sources if config.adopted else {}).items():
+        place = workspace.snapshot_dir(tag)
+        if is_snapshot(place) and (digest_of := read_snapshot_info(place).adopted_sha256):
+            by_weights.setdefault(digest_of, source)
     for tag, source in sources.items():
-        checkpoint = find_pretrained(source)
+        checkpoint = find_adopted(source)
         size = dimensions(checkpoint.config)
         if (size.layers, size.hidden_size) != expected:
             raise InputError(
@@ -236,7 +303,10 @@ def _check_alike(workspace: Workspace, sources: Mapping[SnapshotTag, str]) -> No
                 f"the tokenizer of {source} is not that of {config.model.name_or_path}: snapshots "
                 "read the same tokens; adopt it into another --workspace"
             )
-        adopted_output(checkpoint, config.task, classes)
+        if tag.is_named:
+            _check_not_tuned(checkpoint, config.task)
+        else:
+            adopted_output(checkpoint, config.task, classes)
         weights = weights_digest(checkpoint.folder)
         place = workspace.snapshot_dir(tag)
         if is_snapshot(place) and read_snapshot_info(place).adopted_sha256 != weights:
@@ -247,6 +317,18 @@ def _check_alike(workspace: Workspace, sources: Mapping[SnapshotTag, str]) -> No
             )
         if (other := by_weights.setdefault(weights, source)) != source:
             log.warning("%s and %s have the same weights: one is a copy", other, source)
+
+
+def _check_not_tuned(checkpoint: PretrainedEncoder, task: TaskConfig) -> None:
+    """Refuse a checkpoint with an output layer of the task, which a word as its tag would drop."""
+    kind, name = load_task(task.name), checkpoint.name_or_path
+    if not find_task(task.name).learns:
+        return
+    if choose_output(checkpoint, kind.model_class, kind.model_options(task)).origin is not None:
+        raise InputError(
+            f"{name} was fine-tuned, as it has an output layer of the task {task.name}: say for "
+            f"how long behind a colon, such as {name}:3e after three epochs"
+        )
 
 
 def _warn(config: WorkspaceConfig) -> None:

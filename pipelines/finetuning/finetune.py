@@ -102,7 +102,8 @@ def finetune(
     tags = workspace.config.finetune.tags
     with exclusive(workspace.root / ".finetune.lock", f"fine-tuning in {workspace.root}"):
         made = all(is_snapshot(workspace.snapshot_dir(tag)) for tag in tags)
-        scored = all((workspace.bert_dir(tag) / "metrics.json").is_file() for tag in tags)
+        learned = [tag for tag in tags if not tag.is_named]  # whose output layer is no new one
+        scored = all((workspace.bert_dir(tag) / "metrics.json").is_file() for tag in learned)
         if made and (scored or not evaluate):
             log.info("every snapshot of %s is there: nothing to do", workspace.root)
         started = time.monotonic()
@@ -114,7 +115,7 @@ def finetune(
         for tag in tags:
             ensure_snapshot(workspace, tag)  # means, once their parts are there; adopted ones
         if evaluate:
-            for tag in tags:
+            for tag in learned:
                 evaluate_bert(workspace, tag)
     return {**status(workspace), "seconds": seconds, "steps": steps}
 

@@ -37,6 +37,7 @@ from bertvision.featurestore.storage.opening import open_storage
 from bertvision.featurestore.stored_split import StoredSplit
 from bertvision.featurestore.stream import default_buffer
 from bertvision.featurestore.writer import SplitWriter, expected_bytes, free_bytes
+from bertvision.featurestore.writing.growth import remove_split
 from bertvision.pipelines.extraction.extract import asked_jobs
 from bertvision.pipelines.extraction.job import LoadedSource
 from bertvision.pipelines.extraction.shardwork import ShardWork
@@ -197,6 +198,8 @@ class Splits:
         )
         if is_stored:
             self._reserved += needed
+            if not begun:
+                self._stack.callback(_remove_empty, ledger)
             when = f"while the first epoch runs, and stored: {size(needed)}"
         else:
             when = "as heads need it, and not stored"
@@ -236,3 +239,10 @@ class Splits:
             if cost is not None:
                 cost.seconds = (cost.seconds or 0.0) + time.perf_counter() - started
                 cost.note(written.record, work.seconds)
+
+
+def _remove_empty(ledger: Ledger) -> None:
+    """Remove a split of which nothing was computed, such as one for heads that are trained."""
+    if ledger.exists and not ledger.shards():
+        with ledger.lock():
+            remove_split(ledger)

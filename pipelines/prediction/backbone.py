@@ -30,8 +30,8 @@ from bertvision.pipelines.precision import (
     head_precision,
     resolve_precision,
 )
-from bertvision.pipelines.prediction.source import BERT
 from bertvision.pipelines.progress import progress
+from bertvision.pipelines.results.systems import BERT
 from bertvision.pipelines.sharing.head import Head
 from bertvision.pipelines.tasks.task import Task
 from bertvision.pipelines.tasks.windows import Windows, collate, special_ends

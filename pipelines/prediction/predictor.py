@@ -32,10 +32,10 @@ from bertvision.pipelines.encoders.loading import (
 from bertvision.pipelines.files import new_folder, sha256_of_files
 from bertvision.pipelines.prediction.backbone import Backbone, Float32Array
 from bertvision.pipelines.prediction.inputs import layout_of, make_item, zipped
-from bertvision.pipelines.prediction.source import BERT, FILE, Source, find_source
+from bertvision.pipelines.prediction.source import FILE, Source, find_source
 from bertvision.pipelines.records import Record, read_record, write_record
 from bertvision.pipelines.results.ensemble import combined
-from bertvision.pipelines.results.systems import Combine
+from bertvision.pipelines.results.systems import BERT, Combine
 from bertvision.pipelines.sharing import manifest as manifests
 from bertvision.pipelines.sharing.cards import predictor_card
 from bertvision.pipelines.sharing.head import Head

@@ -13,7 +13,14 @@ from typing import NamedTuple
 from bertvision.errors import InputError, UnknownNameError
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.results.results import Result, read_results
-from bertvision.pipelines.results.systems import Combine, SystemName, find_system, label
+from bertvision.pipelines.results.systems import (
+    BERT,
+    Combine,
+    SystemName,
+    find_system,
+    is_own_class,
+    label,
+)
 from bertvision.pipelines.workspace.heads import find_head, trained_heads
 from bertvision.pipelines.workspace.heads import trained_on as only_trained_on
 from bertvision.pipelines.workspace.runs import Run
@@ -21,9 +28,6 @@ from bertvision.pipelines.workspace.workspace import Workspace
 
 FILE = "predictor.json"
 """Record in the folder of a saved predictor."""
-BERT = "bert"
-"""Name of the encoder with its own output layer, among members."""
-
 _CLASS = re.compile(r"(?:(?<=max-)|(?<=mean-)|(?<=\+)|^)[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 """The dotted path of a head's class in the name of a system: behind the colon is no digit."""
 
@@ -86,8 +90,10 @@ def find_source(
                 "Predictor.save_pretrained"
             )
     space = workspace if isinstance(workspace, Workspace) else Workspace.find(workspace)
-    classes = tuple(_CLASS.findall(text))
-    asked = SystemName.parse(_CLASS.sub(lambda match: Run(match[0]).name, text))
+    classes = tuple(filter(is_own_class, _CLASS.findall(text)))
+    for own in classes:
+        text = text.replace(own, Run(own).name)
+    asked = SystemName.parse(text)
     if asked.trained_on is not None and (trained_on or checkpoint):
         raise InputError(f"{text} names its snapshots: leave --trained-on and --checkpoint out")
     asked = asked._replace(

@@ -188,12 +188,12 @@ def _key(record: Ranking) -> tuple[str, ...]:
 def _place(key: Sequence[str]) -> tuple[object, ...]:
     data, system, *rest = key
     if not rest:
-        return data, -1.0, "", "", (), system
+        return data, (), "", "", (), system
     if len(rest) == 1:
-        return data, SnapshotTag(rest[0]).fraction, "", system, (), ""
+        return data, SnapshotTag(rest[0]).place, "", system, (), ""
     tag, pooling, layers = rest
     numbers = tuple(int(layer) for layer in layers.split("+"))
-    return data, SnapshotTag(tag).fraction, pooling, system, (len(numbers), *numbers), ""
+    return data, SnapshotTag(tag).place, pooling, system, (len(numbers), *numbers), ""
 
 
 def _by_chance(folder: Path, beside: Row, left_out: list[str]) -> list[Row]:

@@ -161,7 +161,7 @@ def _in_order(rows: Sequence[Row]) -> list[Row]:
         key=lambda r: (
             place[r["dataset"]],
             r["settings"],
-            SnapshotTag(r["tag"]).fraction,
+            SnapshotTag(r["tag"]),
             pooling_order(r["pooling"]),
         ),
     )
@@ -355,7 +355,7 @@ def _by(rows: Iterable[Row], *keys: str) -> dict[tuple[str, ...], list[Row]]:
 
     def place(key: tuple[str, ...]) -> tuple[object, ...]:
         ranks: dict[str, Callable[[str], object]] = {
-            "tag": lambda tag: SnapshotTag(tag).fraction,
+            "tag": SnapshotTag,
             "pooling": pooling_order,
         }
         return tuple(

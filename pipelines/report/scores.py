@@ -294,10 +294,11 @@ def _fraction_charts(rows: Sequence[Row], label: str) -> list[Curves]:
 
 
 def _at_epochs(rows: Iterable[Row]) -> list[Row]:
-    """Rows of points of the fine-tuning, on both sides; the untrained twin and means are none."""
+    """Rows of points of the fine-tuning, on both sides: no twin, mean or named checkpoint."""
 
     def is_point(tag: str) -> bool:
-        return not (SnapshotTag(tag).is_untrained or SnapshotTag(tag).is_mean)
+        at = SnapshotTag(tag)
+        return not (at.is_untrained or at.is_mean or at.is_named)
 
     return [r for r in rows if is_point(r["trained_on"]) and is_point(r["checkpoint"])]
 

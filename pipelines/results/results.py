@@ -22,6 +22,7 @@ from bertvision.pipelines.finetuning.latency_record import FOLDER, NAME, RUN, qu
 from bertvision.pipelines.measurements import is_current, weights_of_snapshot
 from bertvision.pipelines.records import leaving_out, read_record
 from bertvision.pipelines.tasks.scores import Rules, is_untuned
+from bertvision.pipelines.workspace.heads import is_head_of_snapshot
 from bertvision.pipelines.workspace.records import (
     BertScores,
     EnsembleScores,
@@ -182,7 +183,7 @@ def _heads(workspace: Workspace, split: str, left_out: list[str] | None) -> Iter
         with leaving_out(left_out):
             checkpoint, folder = path.parent.name.removesuffix(suffix), path.parents[2]
             trained_on = folder.parent.name
-            if not (SnapshotTag.is_valid(trained_on) and SnapshotTag.is_valid(checkpoint)):
+            if not (is_head_of_snapshot(folder) and SnapshotTag.is_valid(checkpoint)):
                 continue
             config = read_config(folder)
             training = config.training

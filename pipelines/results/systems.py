@@ -15,6 +15,7 @@ from pydantic import RootModel
 
 from bertvision.errors import InputError, UnknownNameError, WorkspaceError, did_you_mean
 from bertvision.featurestore.format.names import SnapshotTag
+from bertvision.models.zoo import plugins
 from bertvision.pipelines.records import read_record
 from bertvision.pipelines.results.results import Result
 from bertvision.pipelines.tasks.logits import WindowIndex
@@ -24,6 +25,8 @@ from bertvision.plugins import is_dotted_path
 
 Combine = Literal["max", "mean"]
 """How the softmaxes of members are combined."""
+BERT = "bert"
+"""Name of the encoder with its own output layer, among systems."""
 
 
 class SystemName(NamedTuple):
@@ -40,10 +43,11 @@ class SystemName(NamedTuple):
         Raises:
             InputError: a snapshot is not a tag, or there is too much.
         """
-        name, *tags = text.split(":")
-        own = f"{name}:{tags[0].partition('@')[0]}" if tags else ""
-        if is_dotted_path(own) and not SnapshotTag.is_valid(tags[0]):  # a class of one's own
-            name, tags = Run.parse(f"{name}:{tags[0]}").name, tags[1:]
+        name, tags = parted(text)
+        if is_own_class(name.partition("@")[0]):
+            name = Run.parse(name).name
+        elif ":" in name:
+            SnapshotTag(name.rpartition(":")[2])
         if not name or len(tags) > 2:
             raise InputError(
                 f"{text!r} names no system: write NAME, NAME:SNAPSHOT or NAME:TRAINED_ON:CHECKPOINT"
@@ -51,6 +55,19 @@ class SystemName(NamedTuple):
             )
         checked = [str(SnapshotTag(tag)) for tag in tags]
         return cls(name, checked[0], checked[-1]) if checked else cls(name, None, None)
+
+
+def parted(text: str) -> tuple[str, list[str]]:
+    """A system, perhaps a class of one's own with a colon in its name, and the snapshots behind."""
+    parts, tags = text.split(":"), list[str]()
+    while len(parts) > 1 and SnapshotTag.is_valid(parts[-1]) and not is_own_class(":".join(parts)):
+        tags.insert(0, parts.pop())
+    return ":".join(parts), tags
+
+
+def is_own_class(text: str) -> bool:
+    """Whether it is a class, ``my_heads:Last``, and not a head at a snapshot such as ``main``."""
+    return is_dotted_path(text) and text.partition(":")[0] not in (BERT, *plugins())
 
 
 class Predictions(RootModel[dict[str, str | bool | int | float | None]]):

@@ -302,7 +302,7 @@ def _facts(
 
 def _snapshot_text(tag: str) -> str:
     at = SnapshotTag(tag)
-    if at.is_untrained or at.is_mean:
+    if at.is_untrained or at.is_mean or at.is_named:
         return f"`{tag}`"
     return f"`{tag}` ({at.fraction:g} epochs of fine-tuning)"
 

@@ -10,16 +10,14 @@ import numpy.typing as npt
 from scipy.special import softmax
 
 from bertvision.errors import InputError, UnknownNameError
-from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.models import Kind
-from bertvision.pipelines.prediction.source import BERT
 from bertvision.pipelines.reading import StoredName
 from bertvision.pipelines.readouts.directions import SavedProbe
 from bertvision.pipelines.report.errors import answer_text
 from bertvision.pipelines.results.answers import answer_rows
 from bertvision.pipelines.results.results import read_results
-from bertvision.pipelines.results.systems import find_system
+from bertvision.pipelines.results.systems import BERT, find_system, parted
 from bertvision.pipelines.tasks.logits import Logits, WindowIndex
 from bertvision.pipelines.tasks.scores import headline
 from bertvision.pipelines.tasks.squad.decoding import decode
@@ -81,7 +79,7 @@ def find(space: Workspace, split: ActivationSplit, text: str) -> Head:
         ProvenanceError: the states are not such as the head was trained on.
         WorkspaceError: the head is damaged.
     """
-    tag, (named, tags) = str(split.tag), _parsed(text)
+    tag, (named, tags) = str(split.tag), parted(text)
     if len(tags) > 2 or tags[1:] not in ([], [tag]):
         raise InputError(f"--head {text}: the page is of {split.name}, so that {tag} is read")
     if StoredName.parse(split.split).dataset is not None:
@@ -108,14 +106,6 @@ def find(space: Workspace, split: ActivationSplit, text: str) -> Head:
     kind = kind_of_run(Run(loaded.config.head), space.config.task.name)
     loaded.check_fits(split, run.name)
     return Head(run.name, source, kind, loaded)
-
-
-def _parsed(text: str) -> tuple[str, list[str]]:
-    """A system, perhaps a class of one's own with a colon in its name, and the snapshots behind."""
-    parts, tags = text.split(":"), list[str]()
-    while len(parts) > 1 and SnapshotTag.is_valid(parts[-1]):
-        tags.insert(0, parts.pop())
-    return ":".join(parts), tags
 
 
 def probabilities(

@@ -129,7 +129,7 @@ def check_snapshots(space: Workspace, tags: Iterable[str]) -> None:
         UnknownNameError: one is neither.
     """
     for tag in (part for text in tags for part in SnapshotTag(text).parts):
-        if not (tag.is_untrained or tag.fraction == 0):
+        if not (tag.is_untrained or tag.is_pretrained):
             space.require_snapshot(tag)
 
 

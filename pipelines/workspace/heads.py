@@ -50,8 +50,18 @@ def only_tag(tags: Iterable[str], what: str, option: str = "--checkpoint") -> Sn
 def trained_heads(workspace: Workspace) -> list[tuple[SnapshotTag, str]]:
     """The snapshot that each trained head was trained on, and the name of its run."""
     files = (workspace.root / "heads").glob("*/[!.]*/metrics.json")  # .name.tmp is half-written
-    named = ((p.parents[1].name, p.parent.name) for p in files)
-    return sorted((SnapshotTag(tag), name) for tag, name in named if SnapshotTag.is_valid(tag))
+    folders = [path.parent for path in files if is_head_of_snapshot(path.parent)]
+    return sorted((SnapshotTag(folder.parent.name), folder.name) for folder in folders)
+
+
+def is_head_of_snapshot(folder: Path) -> bool:
+    """Whether a folder in ``heads`` is of a snapshot, and not another program's.
+
+    A word such as ``tensorboard`` may be a tag: there, only a trained head tells.
+    """
+    tag = folder.parent.name
+    is_word = SnapshotTag.is_valid(tag) and SnapshotTag(tag).is_named
+    return (folder / "config.json").is_file() if is_word else SnapshotTag.is_valid(tag)
 
 
 def begun_passes(workspace: Workspace) -> list[tuple[RunConfig, ...]]:

@@ -38,7 +38,7 @@ from bertvision.pipelines.tasks.windows import special_ends
 from bertvision.pipelines.variants.registry import load_variants
 from bertvision.pipelines.variants.variant import begin, whole
 from bertvision.pipelines.workspace.config import AdoptedConfig, WorkspaceConfig
-from bertvision.pipelines.workspace.records import is_snapshot
+from bertvision.pipelines.workspace.records import is_snapshot, read_snapshot_info
 from bertvision.pipelines.workspace.selection import check_unlearned
 from bertvision.pipelines.workspace.snapshots import (
     encoder_of,
@@ -70,6 +70,43 @@ def pretrained(workspace: Workspace) -> PretrainedEncoder:
         encoder.num_labels, encoder.problem_type = 2, None  # what is there is of the other task
         checkpoint = checkpoint._replace(config=encoder)
     return checkpoint
+
+
+def checkpoint_of_states(workspace: Workspace, tag: SnapshotTag) -> PretrainedEncoder:
+    """The checkpoint whose own output layer reads the states of a snapshot.
+
+    It is what the workspace was made with, and of a named snapshot what it was made of.
+
+    Raises:
+        InputError: it cannot be reached any more.
+        WorkspaceError: its weights changed since.
+    """
+    adopted = workspace.config.adopted
+    if not tag.is_named or adopted is None or tag not in adopted.sources:
+        return pretrained(workspace)
+    checkpoint = find_adopted(source := adopted.sources[tag])
+    info = read_snapshot_info(workspace.require_snapshot(tag))
+    if weights_digest(checkpoint.folder) != info.adopted_sha256:
+        raise WorkspaceError(
+            f"the weights of {source} are not those that snapshot {tag} of {workspace.root} was "
+            "made of: put the old ones back, or adopt it into another --workspace"
+        )
+    return checkpoint
+
+
+def find_adopted(source: str) -> PretrainedEncoder:
+    """Find a checkpoint that was adopted.
+
+    Args:
+        source: Folder, or name on the hub, with a revision behind ``@`` if one was given.
+
+    Raises:
+        InputError: as of `find_pretrained`.
+    """
+    if Path(source).expanduser().is_dir():
+        return find_pretrained(source)
+    name, _, revision = source.partition("@")
+    return find_pretrained(name, revision or None)
 
 
 def checkpoint_for(model: str, revision: str | None, task: TaskConfig) -> PretrainedEncoder:
@@ -195,10 +232,10 @@ def ensure_snapshot(workspace: Workspace, tag: str) -> Path:
     tag = SnapshotTag(tag)
     folder, adopted = workspace.snapshot_dir(tag), workspace.config.adopted
     source = None if adopted is None else adopted.sources.get(tag)
-    made_here = source is not None or tag.is_untrained or tag.fraction == 0 or tag.is_mean
+    made_here = source is not None or tag.is_untrained or tag.is_pretrained or tag.is_mean
     if is_snapshot(folder) or not made_here:
         return workspace.require_snapshot(tag)
-    if adopted and tag.fraction == 0 and workspace.config.model.name_or_path in _places(adopted):
+    if adopted and tag.is_pretrained and workspace.config.model.name_or_path in _places(adopted):
         raise UnknownNameError(
             f"{workspace.root} has no snapshot {tag}: from which encoder those of others were "
             "fine-tuned is not known; adopt them into another --workspace and name it with --model"
@@ -265,16 +302,22 @@ def adopted_output(
 
 
 def _adopt(workspace: Workspace, tag: SnapshotTag, folder: Path, source: str) -> None:
-    """Save a checkpoint of others as a snapshot, its outputs in the order of the data's classes."""
-    config, checkpoint = workspace.config, find_pretrained(source)
+    """Save a checkpoint of others as a snapshot.
+
+    Its outputs come in the order of the data's classes; one with a name gets a new output layer.
+    """
+    config, checkpoint = workspace.config, find_adopted(source)
     kind, classes = load_task(config.task.name), config.adopted.classes if config.adopted else ()
-    checkpoint, origin = adopted_output(checkpoint, config.task, classes)
-    model = load_with_output(
-        *(checkpoint.folder, kind.model_class, checkpoint.config),
-        kind.model_options(config.task),
-        origin=origin,
-        seed=config.finetune.seed,
-    )
+    if tag.is_named:
+        model = load_pretrained(workspace, checkpoint)
+    else:
+        checkpoint, origin = adopted_output(checkpoint, config.task, classes)
+        model = load_with_output(
+            *(checkpoint.folder, kind.model_class, checkpoint.config),
+            kind.model_options(config.task),
+            origin=origin,
+            seed=config.finetune.seed,
+        )
     state = trainer_state(checkpoint.folder)
     save_snapshot(
         *(folder, model, load_tokenizer(checkpoint.folder), config),

@@ -205,10 +205,12 @@ class Workspace:
         tags = self.config.finetune.tags if find_task(self.config.task.name).learns else ()
         if tag in tags:
             return f"{tag} was asked for: `bertvision finetune --resume` makes it (again)"
-        if tag.is_untrained or tag.fraction == 0 or tag.is_mean:
+        if tag.is_untrained or tag.is_pretrained or tag.is_mean:
             return f"`bertvision extract --checkpoint {tag}` makes it"
-        if self.config.adopted is not None:
+        if self.config.adopted is not None or (tag.is_named and not tags):
             return f"`bertvision adopt FOLDER:{tag}` adds it"
+        if tag.is_named:
+            return f"`bertvision adopt FOLDER:{tag}` takes it, into another --workspace"
         asked = f"fine-tuning was asked for {', '.join(tags)} alone" if tags else "it has no task"
         return (
             f"{asked}: for {tag}, start another --workspace with `bertvision finetune` and "
