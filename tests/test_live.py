@@ -14,7 +14,7 @@ from processes import run_code
 from workspaces import STOP_AT
 
 import bertvision
-from bertvision.errors import BertvisionError, InputError
+from bertvision.errors import BertvisionError, InputError, WorkspaceError
 from bertvision.featurestore.damage import find_damage
 from bertvision.featurestore.stream import ActivationLoader
 from bertvision.pipelines.extraction.extract import extract
