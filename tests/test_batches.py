@@ -162,6 +162,37 @@ def test_a_hook_on_transformers_keeps_hidden_states_and_goes_on(tmp_path: Path) 
     assert np.array_equal(split.array("input_ids")[:5], ids[0][0, :5].numpy())
 
 
+def test_a_hook_keeps_the_logits_of_the_model_where_some_are_stored(tmp_path: Path) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(vocab_size=30, n_embd=HIDDEN, n_layer=1, n_head=2, n_positions=7)
+    model, ids = GPT2LMHeadModel(config).eval(), torch.randint(0, 30, (3, 7))
+    given = {"input_ids": ids, "attention_mask": MASKS["right"]}
+    with torch.no_grad():
+        out = model(**given, output_hidden_states=True)
+        for split in ("batch", "hook", "none"):
+            top = None if split == "none" else "top:5"
+            with writer(tmp_path, [0, 1], split, logits=top) as to:
+                if split == "batch":
+                    to.add_batch(range(3), out.hidden_states, MASKS["right"], logits=out.logits)
+                else:
+                    with to.hook(model):
+                        model(**given)
+                to.finish()
+        store = ActivationStore.open(tmp_path / "store")["0e"]
+        for i in range(3):
+            hooked, batched = store["hook"].logits(i), store["batch"].logits(i)
+            assert all(torch.equal(a, b) for a, b in zip(hooked, batched, strict=True))
+        with pytest.raises(InputError, match="no log-probabilities"):
+            store["none"].logits(0)
+        with (
+            writer(tmp_path, [0, 1], "states", logits="top:5") as to,
+            pytest.raises(InputError, match="comes without logits"),
+            to.hook(model.transformer),
+        ):
+            model.transformer(**given)
+
+
 @pytest.mark.parametrize(
     ("modules", "keys", "message"),
     [

@@ -338,8 +338,9 @@ class ActivationWriter:
         """Add what a model computes in somebody's own loop, as long as the block runs.
 
         Every call of the model is a batch, with the ``attention_mask`` and ``input_ids`` that it is
-        given. Examples that the split has already are passed over, so that a loop that was killed
-        is run again as it is.
+        given, and the ``logits`` that it returns where the writer was made with ``logits``.
+        Examples that the split has already are passed over, so that a loop that was killed is run
+        again as it is.
 
         Args:
             model: A model of transformers; with ``modules`` any.
@@ -351,7 +352,8 @@ class ActivationWriter:
         Raises:
             InputError: There is no such module, or not one for each layer; this writer has a part
                 other than 0 and no keys; in the loop, there are too few keys, a pass continues a
-                cache, as `generate` does, or as `add_batch`.
+                cache, as `generate` does, or gives no logits that are to be stored, or as
+                `add_batch`.
         """
         record, count_layers = self._layout, len(self._layout.layers)
         if modules is not None and not isinstance(modules, str) and len(modules) != count_layers:
@@ -367,8 +369,11 @@ class ActivationWriter:
         named = self._numbers if keys is None else iter(keys)
         seen: set[str] = set()
 
-        def take(layers: list[Tensor], mask: Tensor | None, ids: Tensor | None) -> None:
-            examples = batch_examples(record, layers, mask, BATCH_DIMS, ids, None, None)
+        def take(
+            layers: list[Tensor], mask: Tensor | None, ids: Tensor | None, logits: Tensor | None
+        ) -> None:
+            wanted = logits if LOGITS in record.provenance else None
+            examples = batch_examples(record, layers, mask, BATCH_DIMS, ids, None, None, wanted)
             names = [as_key(key) for key in islice(named, len(examples))]
             if len(names) < len(examples):
                 raise InputError(f"keys end before the batch of {len(examples)} examples")
@@ -377,7 +382,11 @@ class ActivationWriter:
             seen.update(names)
             for key, example in zip(names, examples, strict=True):
                 if key not in self:
-                    self.add(key, example.hidden_states, input_ids=example.input_ids)
+                    self.add(
+                        *(key, example.hidden_states),
+                        input_ids=example.input_ids,
+                        logits=example.logits,
+                    )
 
         with hooked(model, modules, take):
             yield self

@@ -177,8 +177,9 @@ def _rows(name: str, values: object, count: int) -> Any:
     return rows
 
 
-Take = Callable[[list[Tensor], Tensor | None, Tensor | None], None]
-"""Takes the layers of a batch, (batch, seq, hidden) each, its attention mask and its input ids."""
+Take = Callable[[list[Tensor], Tensor | None, Tensor | None, Tensor | None], None]
+"""Takes the layers of a batch, (batch, seq, hidden) each, its attention mask, its input ids, and
+the logits of a model with an output layer, (batch, seq, vocabulary)."""
 
 
 @contextmanager
@@ -250,7 +251,8 @@ def hooked(model: nn.Module, modules: Sequence[str] | None, take: Take) -> Itera
             if idle := [name for name in modules if name not in outputs]:
                 raise InputError(f"module {idle[0]} was not called in this forward pass")
             states = [outputs[name] for name in modules]
-        take(list(states), given.get("attention_mask"), given.get("input_ids"))
+        logits = getattr(output, "logits", None)
+        take(list(states), given.get("attention_mask"), given.get("input_ids"), logits)
         outputs.clear()
 
     named = dict(model.named_modules())
