@@ -189,7 +189,7 @@ def _planned(
         if (place / FILE).exists():
             raise
         tags = tuple(sources)
-        name = options.model or _model_of(sources[tags[-1]])
+        name = options.model or _model_of(sources[tags[0]])
         if without_task(sources, options):
             plain = planned_workspace(root, name, options.revision)
             return _with_sources(plain, AdoptedConfig(sources=dict(sources)))
