@@ -268,7 +268,7 @@ def pool_split(
             f"{split.name} holds one vector per window, its {tokens} pooling: take the split of "
             "all tokens, or read this one as it is"
         )
-    if not {"mean", "max"}.issuperset(poolings):
+    if not {"cls", "sep"}.isdisjoint(poolings):  # which may not be among the stored tokens
         split.require_all_tokens()
     positions = tuple(split.layer_positions(layers))
     sizes = tuple(len(split.plan.examples_of(shard)) for shard in range(split.plan.n_shards))
