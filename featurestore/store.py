@@ -88,10 +88,13 @@ class ActivationStore(Mapping[str, "SnapshotSplits"]):
         """Open an existing store.
 
         Args:
-            path: a folder, or an fsspec URL such as ``s3://bucket/activations``.
+            path: a folder, an uncompressed zip of one, which is only read, or an fsspec URL such as
+                ``s3://bucket/activations``.
 
         Raises:
             StoreNotFoundError: there is none at ``path``.
+            CorruptStoreError: the zip is damaged, or names files that no store has.
+            InputError: members of the zip are compressed.
         """
         return cls(require_store(open_storage(path)))
 

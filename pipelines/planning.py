@@ -35,6 +35,7 @@ from bertvision.pipelines.encoders.loading import (
     load_tokenizer,
     read_config,
 )
+from bertvision.pipelines.encoders.sites.names import width_of
 from bertvision.pipelines.encoders.sites.taps import check_same_sites
 from bertvision.pipelines.encoders.weights import weight_names
 from bertvision.pipelines.extraction.contents import asked_split, chosen_tokens, provenance
@@ -261,6 +262,7 @@ class _Unloaded:
     folder: Path
     """The snapshot, or, where it is not made yet, the checkpoint that it is made of."""
     made: bool
+    config: PreTrainedConfig
     tokenizer: Any
     size: Dimensions
     pooler: bool
@@ -296,7 +298,7 @@ class _Unloaded:
             pooler = any("pooler" in name.split(".") for name in names)
         else:
             pooler = _task_has_pooler(task, config, workspace.config.task)
-        return cls(folder, made, tokenizer, size, pooler)
+        return cls(folder, made, config, tokenizer, size, pooler)
 
 
 def _task_has_pooler(task: Task, config: PreTrainedConfig, settings: TaskConfig) -> bool:
@@ -340,7 +342,7 @@ def _planned(
     spec, contents = asked_split(
         *(workspace, data, asked, tokens, windows, storage),
         layers=layers,
-        hidden_size=encoder.size.hidden_size,
+        hidden_size=width_of(asked.options.sites or (), encoder.config),
         made_from={},
     )
     plan, total = contents.plan, expected_bytes(contents.plan, spec)

@@ -6,6 +6,7 @@ The names that splits are stored under are read into their parts: data set, spli
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final, NamedTuple, get_args
@@ -215,6 +216,7 @@ READ: dict[Any, Callable[[Any], Any]] = {
 
 
 _SITES: Final = "sites"
+_SITES_PART: Final = re.compile(rf"{_SITES}[0-9]*")
 _SOME = "kept"
 
 
@@ -227,8 +229,9 @@ class StoredName(NamedTuple):
     """All tokens of each window, or a pooling of them."""
     dataset: str | None = None
     """A data set beside the workspace's own, or None."""
-    sites: bool = False
-    """Whether it holds other sites of the encoder than its hidden states."""
+    sites: str | None = None
+    """The part that says that it holds other sites of the encoder than its hidden states
+    (`sites_part`), or None."""
     some: bool = False
     """Whether it holds some tokens of each window, by a rule (`Keep`)."""
 
@@ -244,7 +247,7 @@ class StoredName(NamedTuple):
         parts = parts[:-1] if pooling else parts
         some = len(parts) > 1 and parts[-1] == _SOME
         parts = parts[:-1] if some else parts
-        sites = len(parts) > 1 and parts[-1] == _SITES
+        sites = parts[-1] if len(parts) > 1 and _SITES_PART.fullmatch(parts[-1]) else None
         parts = parts[:-1] if sites else parts
         if len(parts) > 2:
             raise InputError(
@@ -258,9 +261,19 @@ class StoredName(NamedTuple):
     def name(self) -> str:
         """As it is written: ``train``, ``dev-cls``, ``bigram_shift-test-mean``, ``dev-kept``."""
         pooling = None if self.tokens == "all" else file_part(self.tokens)
-        parts = [self.dataset, self.split, _SITES if self.sites else None]
+        parts = [self.dataset, self.split, self.sites]
         parts += [_SOME if self.some else None, pooling]
         return "-".join(part for part in parts if part is not None)
+
+
+def sites_part(width: int, hidden_size: int) -> str:
+    """The part of a split's name that says it holds sites, and their width where it is another.
+
+    Args:
+        width: Channels of the sites.
+        hidden_size: Channels of the encoder's hidden states.
+    """
+    return _SITES if width == hidden_size else f"{_SITES}{width}"
 
 
 def check_hidden_states(split: str) -> None:
@@ -273,8 +286,8 @@ def check_hidden_states(split: str) -> None:
         InputError: it is one.
     """
     first, *rest = split.split("-")
-    if _SITES in rest:
-        states = "-".join([first, *(part for part in rest if part != _SITES)])
+    if any(map(_SITES_PART.fullmatch, rest)):
+        states = "-".join([first, *(part for part in rest if not _SITES_PART.fullmatch(part))])
         raise InputError(
             f"{split} holds sites of the encoder, and hidden states are needed: name {states}; "
             "sites are read by name, with split.read, split.dask and split.tokens (docs/sites.md)"

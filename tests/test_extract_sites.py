@@ -18,7 +18,9 @@ from bertvision.errors import InputError, NonFiniteError, ProvenanceError
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines.encoders.encoder import Encoder
 from bertvision.pipelines.extraction.extract import extract, repair
+from bertvision.pipelines.planning import plan_extraction
 from bertvision.pipelines.tasks.windows import Windows
+from bertvision.pipelines.workspace.job_options import ExtractOptions
 from bertvision.pipelines.workspace.reproduce import stored_options
 from bertvision.pipelines.workspace.snapshots import load_snapshot
 from bertvision.pipelines.workspace.status import status
@@ -124,7 +126,7 @@ def test_the_same_again_writes_nothing_in_whatever_order_sites_are_named(copy: W
          "blocks.1.hook_mlp_out, blocks.1.hook_resid_post beside those that are asked for: its "
          "sites were chosen .* `bertvision store rm 1e/dev-sites`"),
         ([*SITES, "*.hook_resid_pre"], "lacks blocks.0.hook_resid_pre, blocks.1.hook_resid_pre: "),
-        (["*"], "lacks .*hook_resid_pre, .*hook_attn_out, .*hook_resid_mid and 5 more: "),
+        (["*resid*", "*_out"], "lacks .*_resid_pre, .*_attn_out, .*_resid_mid and 5 more: "),
     ],
 )  # fmt: skip
 def test_other_sites_are_refused_by_name(space: Workspace, sites: list[str], message: str) -> None:
@@ -200,12 +202,79 @@ def test_a_site_that_is_not_finite_is_said_with_the_names_of_all(
         extract(copy, "1e", splits=("tune",), sites=WANTED, **EXACT)
 
 
+NEURONS = ("blocks.*.mlp.hook_post",)
+
+
+@pytest.fixture(scope="module")
+def wide(space: Workspace, tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    """A copy with the feed-forward layer's activations beside the other sites; left as it is."""
+    folder = tmp_path_factory.mktemp("wide") / "workspace"
+    shutil.copytree(space.root, folder)
+    made = Workspace.find(folder)
+    options = ExtractOptions(splits=("dev",), sites=NEURONS, **EXACT)
+    (planned,) = plan_extraction(made, made.dataset(), ["1e"], options).splits
+    (written,) = extract(made, "1e", splits=("dev",), sites=NEURONS, **EXACT)
+    assert (written.split, written.bytes) == (planned.split, planned.bytes)
+    return made
+
+
+def test_sites_of_another_width_are_stored_beside_the_others(
+    space: Workspace, wide: Workspace
+) -> None:
+    split, before = wide.split("1e", "dev-sites64"), space.split("1e", "dev-sites")
+    assert wide.split("1e", "dev-sites").record == before.record
+    assert (split.record.hidden_size, before.record.hidden_size) == (64, 32)
+    assert split.layer_names == [f"blocks.{i}.mlp.hook_post" for i in range(2)]
+    assert split.verify() == []
+    layers = load_snapshot(wide.snapshot_dir("1e")).model.base_model.encoder.layer
+    mlp_out = before.read([0], layers=["blocks.0.hook_mlp_out"]).decode()[:, 0]
+    with torch.no_grad():
+        expected = layers[0].output.dense(split.read([0]).decode()[:, 0])
+    torch.testing.assert_close(mlp_out, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_every_way_of_reading_has_the_other_width(wide: Workspace, tmp_path: Path) -> None:
+    split, name = wide.split("1e", "dev-sites64"), "blocks.1.mlp.hook_post"
+    expected = torch.cat([split.read([i]).decode() for i in range(len(split))])
+    assert expected.shape[1:] == (2, 64)
+    vectors = torch.cat([batch.vectors for batch in split.tokens(name, shuffle=False)])
+    assert torch.equal(vectors, expected[:, 1])
+    assert torch.equal(torch.from_numpy(split.dask().compute()), expected)
+    dataset = split.to_xarray()
+    assert dataset.sizes["hidden"] == 64
+    given: dict[str, Any] = {"layers": [name], "dtype": "float32", "format": "npy"}
+    bertvision.export_states(split.name, tmp_path / "out", store=str(split.storage), **given)
+    assert {np.load(path).shape[-1] for path in (tmp_path / "out").glob("*hidden*.npy")} == {64}
+
+
+def test_neurons_are_audited_and_extracted_again_by_name(wide: Workspace, tmp_path: Path) -> None:
+    shutil.copytree(wide.root, tmp_path / "workspace")
+    copied = Workspace.find(tmp_path / "workspace")
+    split = copied.split("1e", "dev-sites64")
+    before = shard_path(split, "hidden_states", 1).read_bytes()
+    shard_path(split, "hidden_states", 1).write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+    assert repair(copied, "1e", "dev-sites64").shards == [1]
+    assert shard_path(split, "hidden_states", 1).read_bytes() == before
+    assert bertvision.audit("1e/dev-sites64", sample=3, workspace=copied.root).wrong == 0
+    (pooled,) = extract(copied, "1e", splits=("dev-sites64-mean",), sites=NEURONS, **EXACT)
+    assert pooled.split == "dev-sites64-mean"
+
+
+def test_hidden_states_are_asked_for_where_neurons_are_named(wide: Workspace) -> None:
+    with pytest.raises(InputError, match="dev-sites64 holds sites .* name dev; sites are read"):
+        bertvision.isotropy("1e", split="dev-sites64", workspace=wide.root)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--sites", "h.*.mlp"], "--sites 'h.*.mlp' means no site of an encoder of 2 layers"),
         (["--sites", "ln_final.hook_normalized"], "means no site of a bert encoder of 2 layers"),
         (["--sites", "*", "--layers", "1"], "--layers (1,): name blocks in --sites, as blocks.3.*"),
+        (["--sites", "*"], "--sites means sites of 2 widths, and a split holds those of one"),
+        (["--sites", "*_post", "--split", "dev-sites"], "--sites means sites of 2 widths"),
+        (["--sites", "*.mlp.hook_post", "--split", "dev-sites"], "--split dev-sites: the --sites "
+         "that are named have 64 channels, and are stored as dev-sites64: name that, or other"),
         (["--split", "dev-sites"], "--split dev-sites is of sites: name them too, with --sites"),
     ],
 )  # fmt: skip

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from families import FAMILIES, HIDDEN, LAYERS, Family, make_family, random_model
+from families import FAMILIES, LAYERS, Family, make_family, random_model
 
 from bertvision.errors import InputError
 from bertvision.pipelines.encoders.encoder import Encoder
 from bertvision.pipelines.encoders.loading import load_tokenizer, takes_token_types
-from bertvision.pipelines.encoders.sites.names import FINAL_NORM, choose_sites, sites_of
+from bertvision.pipelines.encoders.sites.names import FINAL_NORM, choose_sites, sites_of, width_of
 from bertvision.pipelines.encoders.sites.taps import Taps
 from bertvision.pipelines.tasks.data import Sentence
 from bertvision.pipelines.tasks.sentences.task import sentence_windows
@@ -33,7 +33,7 @@ OTHERS = {
     "mistral": _like("llama", "mistral", sliding_window=8),
     "qwen3": _like("qwen2", "qwen3", head_dim=8),
     "gemma": _like("llama", "gemma", head_dim=8),
-    "gemma2": _like("llama", "gemma2", head_dim=8, sliding_window=8),
+    "gemma2": _like("llama", "gemma2", head_dim=12, sliding_window=8),
     "gemma3": _like("llama", "gemma3_text", head_dim=8, sliding_window=8),
     "pythia": _like("gpt2", "gpt_neox"),
 }
@@ -72,8 +72,29 @@ def own_modules(block: Any) -> tuple[Any, Any, Any, Any]:
     return within.dropout, within.LayerNorm, block.output.dropout, block.output
 
 
+def own_projections(block: Any) -> tuple[Any, Any, list[Any]]:
+    """Output projections of a block's attention and feed-forward layer.
+
+    Also the modules whose outputs the latter reads, multiplied where there are two.
+    """
+    if hasattr(block, "sa_layer_norm"):  # DistilBERT
+        return block.attention.out_lin, block.ffn.lin2, [block.ffn.activation]
+    if hasattr(block, "self_attn"):  # Llama
+        gated = [block.mlp.act_fn, block.mlp.up_proj]
+        return block.self_attn.o_proj, block.mlp.down_proj, gated
+    if hasattr(block, "post_mlp_dropout"):  # GPT-NeoX
+        return block.attention.dense, block.mlp.dense_4h_to_h, [block.mlp.act]
+    if hasattr(getattr(block, "attn", None), "Wo"):  # ModernBERT, whose gate is half of Wi
+        return block.attn.Wo, block.mlp.Wo, [block.mlp.act, block.mlp.Wi]
+    if hasattr(block, "mlp"):
+        return block.attn.c_proj, block.mlp.c_proj, [block.mlp.act]
+    if hasattr(block.attention, "attn"):  # MPNet
+        return block.attention.attn.o, block.output.dense, [block.intermediate]
+    return block.attention.output.dense, block.output.dense, [block.intermediate]
+
+
 def own_hooks(model: Any, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Every site of a forward pass, by hooks and sums: (tokens, hidden) each."""
+    """Every site of a forward pass, by hooks and sums: (tokens, channels) each."""
     lists = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == LAYERS]
     blocks, seen, hooks = list(lists[0]), {}, []
 
@@ -89,6 +110,10 @@ def own_hooks(model: Any, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Te
         for part, module in zip(("attn", "norm", "mlp", "end"), own_modules(block), strict=True):
             if module is not None:
                 see(module, f"{i} {part}")
+        z, _, factors = own_projections(block)
+        see(z, f"{i} z")
+        for number, module in enumerate(factors):
+            see(module, f"{i} factor {number}")
     with torch.inference_mode():
         last = model(**inputs).last_hidden_state[0]
     for hook in hooks:
@@ -97,10 +122,15 @@ def own_hooks(model: Any, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Te
     for i in range(LAYERS):
         pre, attn, mlp = seen[f"{i} reads"], seen[f"{i} attn"], seen[f"{i} mlp"]
         mid = pre + attn
+        post = seen[f"{i} factor 0"]
+        if f"{i} factor 1" in seen:
+            post = post * seen[f"{i} factor 1"][:, -post.shape[1] :]
         found |= {
             f"blocks.{i}.hook_resid_pre": pre,
+            f"blocks.{i}.attn.hook_z": seen[f"{i} z reads"],
             f"blocks.{i}.hook_attn_out": attn,
             f"blocks.{i}.hook_resid_mid": mid,
+            f"blocks.{i}.mlp.hook_post": post,
             f"blocks.{i}.hook_mlp_out": mlp,
             f"blocks.{i}.hook_resid_post": seen.get(f"{i} norm", mid) + mlp,
         }
@@ -125,15 +155,39 @@ def alone(model: Any, windows: Windows, row: int) -> dict[str, torch.Tensor]:
 def test_every_site_is_what_hooks_of_ones_own_see(name: str, windows: Windows) -> None:
     own, rows = model_of(name), range(len(windows))
     truth = [own_hooks(own, alone(own, windows, row)) for row in rows]
-    sites = choose_sites(["*"], own.config.model_type, LAYERS)
-    assert list(truth[0]) == list(sites)  # in the order of computation
-    encoder = Encoder(model_of(name), {"all": range(len(sites))}, "32", sites)
-    (states,) = encoder(windows, np.array(rows))
-    assert states.shape == (windows.n_tokens.sum(), len(sites), HIDDEN)
-    for i, site in enumerate(sites):
-        expected = torch.cat([of[site] for of in truth])
-        assert expected.abs().max() > 0.01, site
-        torch.testing.assert_close(states[:, i], expected, rtol=1e-5, atol=1e-5, msg=site)
+    every = choose_sites(["*"], own.config.model_type, LAYERS)
+    assert list(truth[0]) == list(every)  # in the order of computation
+    by_width: dict[int, list[str]] = {}
+    for site, values in truth[0].items():
+        by_width.setdefault(values.shape[1], []).append(site)
+    assert len(by_width) > 1
+    for width, sites in by_width.items():
+        assert width_of(sites, own.config) == width
+        encoder = Encoder(model_of(name), {"all": range(len(sites))}, "32", sites)
+        (states,) = encoder(windows, np.array(rows))
+        assert states.shape == (windows.n_tokens.sum(), len(sites), width)
+        for i, site in enumerate(sites):
+            expected = torch.cat([of[site] for of in truth])
+            assert expected.abs().max() > 0.01, site
+            torch.testing.assert_close(states[:, i], expected, rtol=1e-5, atol=1e-5, msg=site)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_output_projections_of_sites_give_what_is_added(name: str, windows: Windows) -> None:
+    model = model_of(name)
+    lists = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == LAYERS]
+    values = own_hooks(model, alone(model, windows, 3))
+    given: list[torch.Tensor] = []
+    for i, block in enumerate(list(lists[0])):
+        attn, mlp, _ = own_projections(block)
+        for projection, site in ((attn, "attn.hook_z"), (mlp, "mlp.hook_post")):
+            hook = projection.register_forward_hook(lambda _, read, out: given.append(out[0]))
+            with torch.inference_mode():
+                model(**alone(model, windows, 3))
+                expected = projection(values[f"blocks.{i}.{site}"])
+            hook.remove()
+            torch.testing.assert_close(given.pop(0), expected, rtol=1e-5, atol=1e-5, msg=site)
+            given.clear()
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -142,7 +196,9 @@ def test_sites_between_blocks_are_the_hidden_states(name: str, windows: Windows)
     with torch.inference_mode():
         output = own(**alone(own, windows, 3), output_hidden_states=True)
     hidden = [state[0] for state in output.hidden_states]
-    sites = choose_sites(["*"], own.config.model_type, LAYERS)
+    sites = choose_sites(["*.hook_*resid*"], own.config.model_type, LAYERS)
+    if "ln_final" in str(sites_of(own.config.model_type, LAYERS)):
+        sites = (*sites, FINAL_NORM)
     encoder = Encoder(model_of(name), {"all": range(len(sites))}, "32", sites)
     values = dict(zip(sites, encoder(windows, np.array([3]))[0].unbind(1), strict=True))
     close: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}
@@ -161,14 +217,14 @@ def test_only_the_blocks_that_are_needed_are_computed(windows: Windows) -> None:
     encoder = Encoder(model_of("bert"), {"all": [0]}, "32", sites)
     (alone_,) = encoder(windows, np.arange(len(windows)))
     assert len(encoder.model.encoder.layer) == 1
-    every = choose_sites(["*"], "bert", LAYERS)
+    every = choose_sites(["*resid*", "*_out"], "bert", LAYERS)
     whole = Encoder(model_of("bert"), {"all": range(len(every))}, "32", every)
     (states,) = whole(windows, np.arange(len(windows)))
     assert torch.equal(alone_[:, 0], states[:, every.index(sites[0])])
 
 
 def test_a_batch_of_many_sites_is_smaller_in_the_measure_of_them(windows: Windows) -> None:
-    lengths, every = np.full(100, 300), choose_sites(["*"], "bert", LAYERS)
+    lengths, every = np.full(100, 300), choose_sites(["*resid*", "*_out"], "bert", LAYERS)
     few = Encoder(model_of("bert"), {"all": [0]}, "32", every[:1])
     many = Encoder(model_of("bert"), {"all": range(len(every))}, "32", every)
     assert len(every) == 12
@@ -201,7 +257,9 @@ def test_a_module_that_transformers_no_longer_has_is_named() -> None:
     model = model_of("gpt2")
     del model.h[1].mlp
     sites = dict(enumerate(sites_of("gpt2", LAYERS).values()))
-    with pytest.raises(InputError, match=r"no h\.1\.mlp in gpt2: no sites of it can be extracted"):
+    with pytest.raises(
+        InputError, match=r"no h\.1\.mlp\.c_proj in gpt2: no sites of it can be extracted"
+    ):
         Taps(model, sites)
 
 
@@ -210,7 +268,7 @@ def test_vectors_of_another_size_are_refused() -> None:
     model.config.hidden_size += 1
     sites = dict(enumerate(sites_of("gpt2", LAYERS).values()))
     with (
-        pytest.raises(InputError, match="h.0 of gpt2 reads no vectors of its hidden size 33"),
+        pytest.raises(InputError, match="h.0 of gpt2 reads no vectors of 33 channels, as its"),
         Taps(model, sites).taken(print),
     ):
         model(input_ids=torch.zeros(1, 2, dtype=torch.int64))
@@ -237,8 +295,9 @@ def test_patterns_mean_sites_once_each_in_the_order_of_computation(
     ("pattern", "model_type", "message"),
     [
         ("h.*.mlp", "gpt2", "'h.*.mlp' means no site of a gpt2 encoder of 2 layers: there are "
-         "blocks.0.hook_resid_pre, blocks.0.hook_attn_out, blocks.0.hook_resid_mid, "
-         "blocks.0.hook_mlp_out, blocks.0.hook_resid_post, ln_final.hook_normalized, and those"),
+         "blocks.0.hook_resid_pre, blocks.0.attn.hook_z, blocks.0.hook_attn_out, "
+         "blocks.0.hook_resid_mid, blocks.0.mlp.hook_post, blocks.0.hook_mlp_out, "
+         "blocks.0.hook_resid_post, ln_final.hook_normalized, and those"),
         ("blocks.2.hook_mlp_out", "bert", "no site of a bert encoder of 2 layers"),
         (FINAL_NORM, "bert", "no site of a bert encoder"),
         ("blocks.0.hook_normalized_resid_post", "llama", "no site of a llama encoder"),
@@ -251,6 +310,17 @@ def test_what_an_encoder_does_not_have_is_named_with_what_it_has(
     with pytest.raises(InputError) as caught:
         choose_sites([pattern], model_type, 2)
     assert message in str(caught.value)
+
+
+def test_sites_of_several_widths_are_refused_with_a_call_for_each() -> None:
+    config = model_of("gemma2").config
+    with pytest.raises(InputError) as caught:
+        width_of(choose_sites(["*_z", "*.mlp.*", "*.[01].hook_mlp_out"], "gemma2", LAYERS), config)
+    assert "sites of 3 widths" in str(caught.value)
+    assert str(caught.value).endswith(
+        "with sites of blocks.*.hook_mlp_out (32 channels) or of "
+        "blocks.*.attn.hook_z (48 channels) or of blocks.*.mlp.hook_post (64 channels)"
+    )
 
 
 def test_every_known_family_is_compared() -> None:

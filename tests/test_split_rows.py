@@ -67,13 +67,13 @@ def test_nothing_is_read_until_a_row_is_asked_for_and_then_its_layers_alone(
 ) -> None:
     split = Made(LENGTHS).write(tmp_path)
     found: list[int] = []
-    read = local._LocalFile.read_into
+    read = local.LocalFile.read_into
 
     def counted(file: Any, out: np.ndarray[Any, Any], offset: int) -> None:
         found.append(out.nbytes)
         read(file, out, offset)
 
-    monkeypatch.setattr(local._LocalFile, "read_into", counted)
+    monkeypatch.setattr(local.LocalFile, "read_into", counted)
     rows = split.to_dataset(layers=1)
     assert rows.data.nbytes < 1000
     texts = rows.select_columns(["id", "start_positions"])
@@ -198,13 +198,13 @@ def opened(store: Path, group: str = "1e/train", **options: Any) -> xr.Dataset:
 def bytes_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by the bytes of each stretch of hidden states that is read from a file."""
     found: list[int] = []
-    read = local._LocalFile.read_into
+    read = local.LocalFile.read_into
 
     def counted(file: Any, out: np.ndarray[Any, Any], offset: int) -> None:
         found.append(out.nbytes)
         read(file, out, offset)
 
-    monkeypatch.setattr(local._LocalFile, "read_into", counted)
+    monkeypatch.setattr(local.LocalFile, "read_into", counted)
     return found
 
 

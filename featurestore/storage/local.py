@@ -102,9 +102,9 @@ class LocalStorage(Storage):
     def open(self, key: str) -> OpenFile:  # noqa: D102
         return self._open(key)
 
-    def _open(self, key: str) -> _LocalFile:
+    def _open(self, key: str) -> LocalFile:
         try:
-            file = _LocalFile(self._path(key))
+            file = LocalFile(self._path(key))
         except NotADirectoryError as error:
             raise FileNotFoundError(*error.args) from None
         except OSError as error:
@@ -179,7 +179,7 @@ class LocalStorage(Storage):
         return path
 
 
-class _LocalFile:
+class LocalFile:
     """A local file, read by ``preadv`` straight into the caller's memory.
 
     Not mapped: a file that shrinks under a mapping kills the process, a read of it raises.
@@ -196,15 +196,15 @@ class _LocalFile:
     def __reduce__(self) -> str:
         raise TypeError("an open file cannot be sent to another process: open it there")
 
-    def prefetch(self, offset: int, length: int) -> None:
+    def prefetch(self, offset: int, length: int) -> None:  # noqa: D102
         if hasattr(os, "posix_fadvise"):  # not on macOS
             os.posix_fadvise(self._descriptor, offset, length, os.POSIX_FADV_WILLNEED)
 
-    def expect(self, ranges: Sequence[tuple[int, int]]) -> None:
+    def expect(self, ranges: Sequence[tuple[int, int]]) -> None:  # noqa: D102
         for offset, length in ranges:
             self.prefetch(offset, length)
 
-    def read_into(self, out: npt.NDArray[Any], offset: int) -> None:
+    def read_into(self, out: npt.NDArray[Any], offset: int) -> None:  # noqa: D102
         self.fill(out.data, offset)
 
     def fill(self, view: memoryview, offset: int) -> None:
@@ -229,6 +229,7 @@ class _LocalFile:
         return data + rest
 
     def close(self, close: Callable[[int], None] = os.close) -> None:
+        """Let go of the file."""
         # forgotten first: closed again after an interrupt, the number might be another file's
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:

@@ -12,12 +12,14 @@ from bertvision.featurestore.storage.objects import check_url, guarded
 from bertvision.featurestore.storage.remote import PREFIX as _CACHED
 from bertvision.featurestore.storage.remote import RemoteStorage
 from bertvision.featurestore.storage.storage import Storage
+from bertvision.featurestore.storage.zipped import ZipStorage
 
 
 def open_storage(where: str | Path | Storage) -> Storage:
     """The storage at a path or URL (``s3://bucket/store``, ``hf://datasets/owner/name``, a folder).
 
-    With ``blockcache::`` before the URL, what is read is kept on the local disk (see `blocks`).
+    A path that ends with ``.zip`` and is no folder is a zip, which is only read. With
+    ``blockcache::`` before the URL, what is read is kept on the local disk (see `blocks`).
 
     Raises:
         InputError: the URL's file system is unknown or not installed.
@@ -25,7 +27,7 @@ def open_storage(where: str | Path | Storage) -> Storage:
     if isinstance(where, Storage):
         return where
     if isinstance(where, Path) or "://" not in where:
-        return LocalStorage(Path(where))
+        return _on_disk(Path(where))
     cached = where.startswith(_CACHED)
     where = where.removeprefix(_CACHED)
     if "::" in where.partition("://")[0]:
@@ -35,12 +37,16 @@ def open_storage(where: str | Path | Storage) -> Storage:
         )
     protocol, _, rest = where.partition("://")
     if protocol in ("file", "local"):
-        return LocalStorage(Path(rest))
+        return _on_disk(Path(rest))
     if protocol == "hf":
         return HubStorage(where, cached=cached)
     from bertvision.featurestore.storage.remote import RemoteStorage
 
     return RemoteStorage(where, cached=cached)
+
+
+def _on_disk(path: Path) -> Storage:
+    return ZipStorage(path) if path.suffix == ".zip" and not path.is_dir() else LocalStorage(path)
 
 
 _COMMIT = re.compile("[0-9a-f]{40}")

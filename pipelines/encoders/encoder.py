@@ -35,6 +35,7 @@ from bertvision.pipelines.encoders.padding_trial import (
     trial_rows,
     trial_windows,
 )
+from bertvision.pipelines.encoders.sites.names import width_of
 from bertvision.pipelines.encoders.vocabulary_head import NextTokens
 from bertvision.pipelines.poolings import SpecialEnds, TokenPooling, column_of
 from bertvision.pipelines.precision import Precision, autocast, device
@@ -87,7 +88,7 @@ class Encoder:
 
     Raises:
         InputError: The model cannot compute texts, or computes other states of the same window each
-            time (see `padding_trial`).
+            time (see `padding_trial`), or the sites are of several widths.
 
     Attributes:
         device: Device that computes.
@@ -113,7 +114,8 @@ class Encoder:
         self.model = model.eval().requires_grad_(False).to(self.device)
         self.tokens: tuple[TokenPooling, ...] = tuple(layers)
         self._precision = precision
-        self._kept = KeptStates(layers, int(model.config.hidden_size), self.device, special)
+        width, hidden = width_of(sites, model.config), width_of((), model.config)
+        self._kept = KeptStates(layers, width, self.device, special)
         wanted = sorted(
             {layer for layers_of_pooling in layers.values() for layer in layers_of_pooling}
         )
@@ -123,7 +125,9 @@ class Encoder:
             else PaddedForward(self.model, wanted, sites, next_tokens)
         )
         # what is kept of a batch takes no more memory than hidden states do
-        self._share = max(1, ceil(len(sites) / (int(model.config.num_hidden_layers) + 1)))
+        self._share = max(
+            1, ceil(len(sites) * width / hidden / (int(model.config.num_hidden_layers) + 1))
+        )
         self.attention = self._forward.attention
         is_padded = isinstance(self._forward, PaddedForward)
         trial = trial_windows(PADDED if is_padded else PACKED, *_sizes(self.model))

@@ -17,11 +17,15 @@ class Family(NamedTuple):
 
     blocks: str
     """Path of the list of blocks in the encoder."""
+    attn_proj: str
+    """Reads the outputs of all heads: attention's output projection."""
     attn_out: str
     """Gives what attention adds to the residual stream."""
     resid_mid: str | None
     """Reads the residual stream behind attention: a normalisation; None where the feed-forward
     layer stands beside attention, and not behind it."""
+    mlp_proj: str
+    """Reads the activations of the feed-forward layer: its output projection."""
     mlp_out: str
     """Gives what the feed-forward layer adds."""
     resid_post: str | None = None
@@ -29,6 +33,9 @@ class Family(NamedTuple):
     normalisation; None where a block gives the residual stream itself."""
     ln_final: str | None = None
     """Path of the final normalisation in the encoder."""
+    intermediate_size: str = "intermediate_size"
+    """The attribute of its configuration with the width of the feed-forward layer; where that is
+    None it is four hidden sizes."""
     packs: bool = False
     """Whether windows are computed one after another, without padding: so of families whose hidden
     states on that path were compared with their own forward pass."""
@@ -36,15 +43,19 @@ class Family(NamedTuple):
 
 _BERT = Family(
     "encoder.layer",
+    attn_proj="attention.output.dense",
     attn_out="attention.output.dense",
     resid_mid="attention.output.LayerNorm",
+    mlp_proj="output.dense",
     mlp_out="output.dense",
     resid_post="output.LayerNorm",
 )
 _LLAMA = Family(
     "layers",
+    attn_proj="self_attn.o_proj",
     attn_out="self_attn.o_proj",
     resid_mid="post_attention_layernorm",
+    mlp_proj="mlp.down_proj",
     mlp_out="mlp",
     ln_final="norm",
 )
@@ -56,23 +67,45 @@ _GEMMA = _LLAMA._replace(  # which normalises what is added, too
 FAMILIES: dict[str, Family] = {
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "electra"), _BERT._replace(packs=True)),
     "deberta-v2": _BERT,
-    "mpnet": _BERT._replace(attn_out="attention.attn.o", resid_mid="attention.LayerNorm"),
+    "mpnet": _BERT._replace(
+        attn_proj="attention.attn.o", attn_out="attention.attn.o", resid_mid="attention.LayerNorm"
+    ),
     "distilbert": Family(
         "transformer.layer",
+        attn_proj="attention.out_lin",
         attn_out="attention.out_lin",
         resid_mid="sa_layer_norm",
+        mlp_proj="ffn.lin2",
         mlp_out="ffn",
         resid_post="output_layer_norm",
+        intermediate_size="hidden_dim",
         packs=True,
     ),
     "modernbert": Family(
-        "layers", attn_out="attn.Wo", resid_mid="mlp_norm", mlp_out="mlp", ln_final="final_norm"
+        "layers",
+        attn_proj="attn.Wo",
+        attn_out="attn.Wo",
+        resid_mid="mlp_norm",
+        mlp_proj="mlp.Wo",
+        mlp_out="mlp",
+        ln_final="final_norm",
     ),
-    "gpt2": Family("h", attn_out="attn.c_proj", resid_mid="ln_2", mlp_out="mlp", ln_final="ln_f"),
+    "gpt2": Family(
+        "h",
+        attn_proj="attn.c_proj",
+        attn_out="attn.c_proj",
+        resid_mid="ln_2",
+        mlp_proj="mlp.c_proj",
+        mlp_out="mlp",
+        ln_final="ln_f",
+        intermediate_size="n_inner",
+    ),
     "gpt_neox": Family(
         "layers",
+        attn_proj="attention.dense",
         attn_out="attention.dense",
         resid_mid=None,
+        mlp_proj="mlp.dense_4h_to_h",
         mlp_out="mlp",
         ln_final="final_layer_norm",
     ),

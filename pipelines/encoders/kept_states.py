@@ -47,7 +47,7 @@ class KeptStates:
 
     Args:
         layers: Indices of the hidden states, ascending, by token pooling.
-        hidden_size: Hidden size of a hidden state.
+        hidden_size: Channels of a hidden state, or of a site.
         where: Place of the states.
         special: Special tokens at the ends of each window.
     """

@@ -25,7 +25,7 @@ from bertvision.featurestore.storage.storage import Storage
 from bertvision.featurestore.writing.origin import TOKEN_IDS
 from bertvision.pipelines.extraction.job import ExtractionJob
 from bertvision.pipelines.poolings import TokenPooling
-from bertvision.pipelines.reading import StoredName
+from bertvision.pipelines.reading import StoredName, sites_part
 from bertvision.pipelines.tasks.task import Task
 from bertvision.pipelines.tasks.windows import Windows
 from bertvision.pipelines.workspace.dataset import Dataset
@@ -152,10 +152,11 @@ def asked_split(
         windows: Windows of the split, in the order of the data.
         storage: Storage of the store.
         layers: Indices of the hidden states, or of the sites, that are kept.
-        hidden_size: Channels of a hidden state.
+        hidden_size: Channels of a hidden state, or of a site.
         made_from: Everything that the activations depend on.
     """
-    sites, some = bool(job.options.sites), job.options.keep is not None
+    hidden, some = workspace.config.model.hidden_size, job.options.keep is not None
+    sites = sites_part(hidden_size, hidden) if job.options.sites else None
     name = StoredName(job.split, tokens, data.name, sites, some).name
     longest = int(windows.n_kept.max()) if tokens == "all" else 1
     contents = split_contents(

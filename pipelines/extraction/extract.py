@@ -29,7 +29,7 @@ from bertvision.pipelines.extraction.stored_tokens import load_sources, plan_job
 from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.precision import resolve_precision
 from bertvision.pipelines.progress import parts
-from bertvision.pipelines.reading import StoredName
+from bertvision.pipelines.reading import StoredName, sites_part
 from bertvision.pipelines.workspace.config import ModelConfig
 from bertvision.pipelines.workspace.dataset import Dataset
 from bertvision.pipelines.workspace.job_options import ExtractOptions
@@ -202,13 +202,22 @@ def asked_jobs(
         options: Options of what is kept, and how.
 
     Raises:
-        InputError: as `wanted_splits`, or the encoder has no such site.
+        InputError: as `wanted_splits`, the encoder has no such site, the sites are of several
+            widths, or a split is named for sites of another.
     """
     splits, tokens = wanted_splits(data, options, workspace.config.model)
     precision = resolve_precision(options.precision)
     options = replace(options, dataset=data.name, tokens=tokens, precision=precision)
     if options.sites is not None:
-        options = replace(options, sites=snapshot_sites(folder, options.sites))
+        sites, width = snapshot_sites(folder, options.sites)
+        part = sites_part(width, workspace.config.model.hidden_size)
+        for name in options.splits or ():
+            if (named := StoredName.parse(name)).sites not in (None, part):
+                raise InputError(
+                    f"--split {name}: the --sites that are named have {width:,} channels, and are "
+                    f"stored as {named._replace(sites=part).name}: name that, or other sites"
+                )
+        options = replace(options, sites=sites)
     return [ExtractionJob(workspace.root, tag, split, options) for split in splits]
 
 

@@ -15,6 +15,7 @@ from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.encoders.encoder import Encoder, HiddenStateSource
 from bertvision.pipelines.encoders.kept_states import check_poolings
 from bertvision.pipelines.encoders.loading import check_token_ids, dimensions
+from bertvision.pipelines.encoders.sites.names import width_of
 from bertvision.pipelines.encoders.vocabulary_head import load_next_tokens
 from bertvision.pipelines.extraction.layers import layers_of_tokens
 from bertvision.pipelines.poolings import TokenPooling
@@ -37,6 +38,7 @@ class LoadedSource(NamedTuple):
     layers: Mapping[TokenPooling, tuple[int, ...]]
     """Indices of the hidden states, or of the sites, that are kept, by what is kept of a window."""
     hidden_size: int
+    """Channels of a hidden state, or of a site."""
     check: Callable[[Windows], None]
     """Refuses windows that it cannot give the hidden states of."""
 
@@ -110,7 +112,7 @@ def load_encoder(
         snapshot.tokenizer,
         snapshot.info,
         layers_kept,
-        size.hidden_size,
+        width_of(sites, model.config),
         check,
     )
 

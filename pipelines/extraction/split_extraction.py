@@ -296,9 +296,7 @@ class SplitExtraction:
         """The stored splits in words."""
         first = next(iter(self.specs.values()))
         poolings = [pooling for pooling in self.tokens if pooling != "all"]
-        sites = bool(self.options.sites)
-        some = self.options.keep is not None
-        name = StoredName(self.job.split, "all", self.options.dataset, sites, some).name
+        name = StoredName.parse(first.split)._replace(tokens="all").name
         return f"{first.tag}/{name}" + (f"-{','.join(poolings)}" if poolings else "")
 
     def _say(self, total: int) -> None:

@@ -28,7 +28,7 @@ from bertvision.featurestore.writer import expected_bytes, free_bytes
 from bertvision.featurestore.writing.appending import ActivationWriter
 from bertvision.featurestore.writing.origin import tokenizer_digest
 from bertvision.pipelines.encoders.loading import fetch, load_tokenizer
-from bertvision.pipelines.encoders.sites.names import choose_sites
+from bertvision.pipelines.encoders.sites.names import choose_sites, width_of
 from bertvision.pipelines.extraction.layers import kept_layers
 from bertvision.pipelines.generation.decoder import Chooser, Decoder
 from bertvision.pipelines.generation.loading import LoadedDecoder, TextSettings
@@ -194,8 +194,8 @@ class Generation:
         options: Options of the extraction.
 
     Raises:
-        InputError: the model is no decoder, has no such layer or site, or options contradict each
-            other.
+        InputError: the model is no decoder, has no such layer or site, sites are of several widths,
+            or options contradict each other.
     """
 
     def __init__(
@@ -215,10 +215,10 @@ class Generation:
         if options.sites:
             self._sites = choose_sites(options.sites, config.model_type, depth)
             self._layers = tuple(range(len(self._sites)))
+        self._hidden = width_of(self._sites, config)
         self._precision = resolve_precision(options.precision)
         top = None if options.logits is None else TopRule.parse(options.logits)
         self._decoder = Decoder(loaded.model, self._layers, self._precision, self._sites, top)
-        self._hidden = int(config.hidden_size)
         self._loaded, self._prompts, self._options = loaded, prompts, options
         self._most = [
             new_tokens(prompt, options.max_new_tokens, loaded.longest) for prompt in prompts

@@ -6,12 +6,16 @@ The names are those of TransformerLens, which SAELens takes as ``hook_name`` too
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from bertvision.errors import InputError
 from bertvision.pipelines.encoders.families import FAMILIES
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 FINAL_NORM = "ln_final.hook_normalized"
 """The last hidden state after a final normalisation, of families that have one."""
@@ -26,6 +30,20 @@ class Site(NamedTuple):
     """Path of a module in the encoder."""
     side: Literal["reads", "gives"]
     """Whether the module's first input or its output is meant."""
+    what: Literal["residual", "heads", "neurons"] = "residual"
+    """Channels: those of the residual stream, of all attention heads side by side, or of the
+    feed-forward layer."""
+
+    def width(self, config: PreTrainedConfig) -> int:
+        """Number of channels in an encoder of this configuration."""
+        hidden = int(config.hidden_size)
+        if self.what == "heads":
+            heads = int(config.num_attention_heads)
+            return heads * int(getattr(config, "head_dim", None) or hidden // heads)
+        if self.what == "neurons":
+            attribute = FAMILIES[config.model_type].intermediate_size
+            return int(getattr(config, attribute) or 4 * hidden)
+        return hidden
 
 
 def sites_of(model_type: str, depth: int) -> dict[str, Site]:
@@ -47,19 +65,21 @@ def sites_of(model_type: str, depth: int) -> dict[str, Site]:
     for i in range(depth):
         block = f"{family.blocks}.{i}"
 
-        def see(name: str, side: Literal["reads", "gives"], module: str, number: int = i) -> None:
-            sites[f"blocks.{number}.hook_{name}"] = Site(number, module, side)
+        def see(name: str, *site: Any, number: int = i) -> None:
+            sites[f"blocks.{number}.{name}"] = Site(number, *site)
 
-        see("resid_pre", "reads", block)
-        see("attn_out", "gives", f"{block}.{family.attn_out}")
+        see("hook_resid_pre", block, "reads")
+        see("attn.hook_z", f"{block}.{family.attn_proj}", "reads", "heads")
+        see("hook_attn_out", f"{block}.{family.attn_out}", "gives")
         if family.resid_mid is not None:
-            see("resid_mid", "reads", f"{block}.{family.resid_mid}")
-        see("mlp_out", "gives", f"{block}.{family.mlp_out}")
+            see("hook_resid_mid", f"{block}.{family.resid_mid}", "reads")
+        see("mlp.hook_post", f"{block}.{family.mlp_proj}", "reads", "neurons")
+        see("hook_mlp_out", f"{block}.{family.mlp_out}", "gives")
         if family.resid_post is None:
-            see("resid_post", "gives", block)
+            see("hook_resid_post", block, "gives")
         else:
-            see("resid_post", "reads", f"{block}.{family.resid_post}")
-            see("normalized_resid_post", "gives", f"{block}.{family.resid_post}")
+            see("hook_resid_post", f"{block}.{family.resid_post}", "reads")
+            see("hook_normalized_resid_post", f"{block}.{family.resid_post}", "gives")
     if family.ln_final is not None:
         sites[FINAL_NORM] = Site(depth - 1, family.ln_final, "gives")
     return sites
@@ -81,6 +101,37 @@ def choose_sites(patterns: Sequence[str], model_type: str, depth: int) -> tuple[
     for pattern in patterns:
         _require(pattern, names, f"a {model_type} encoder of {depth} layers")
     return tuple(n for n in names if any(fnmatchcase(n, pattern) for pattern in patterns))
+
+
+def width_of(sites: Sequence[str], config: PreTrainedConfig) -> int:
+    """Channels of the hidden states of an encoder, or of sites of it, which have one width.
+
+    Args:
+        sites: names of sites; empty for hidden states.
+        config: Configuration of the encoder.
+
+    Raises:
+        InputError: the sites are of several widths, which no split holds.
+    """
+    if not sites:
+        return int(config.hidden_size)
+    known, names = sites_of(config.model_type, config.num_hidden_layers), dict[int, list[str]]()
+    for name in sites:
+        names.setdefault(known[name].width(config), []).append(name)
+    if len(names) > 1:
+        calls = (
+            f"{','.join(_kinds(names[width]))} ({width:,} channels)" for width in sorted(names)
+        )
+        raise InputError(
+            f"--sites means sites of {len(names)} widths, and a split holds those of one: take a "
+            f"call for each width, with sites of {' or of '.join(calls)}"
+        )
+    return next(iter(names))
+
+
+def _kinds(sites: Sequence[str]) -> list[str]:
+    """Names with * for the number of the block, each once."""
+    return list(dict.fromkeys(re.sub(r"^blocks\.\d+", "blocks.*", name) for name in sites))
 
 
 def check_patterns(patterns: Sequence[str], depth: int) -> None:

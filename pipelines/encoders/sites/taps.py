@@ -16,10 +16,10 @@ from transformers import PreTrainedModel
 from bertvision.errors import InputError, ProvenanceError
 from bertvision.featurestore.stored_split import StoredSplit
 from bertvision.pipelines.encoders.loading import read_config
-from bertvision.pipelines.encoders.sites.names import Site, choose_sites
+from bertvision.pipelines.encoders.sites.names import Site, choose_sites, width_of
 
 Take = Callable[[int, Tensor], None]
-"""Called with a site's number and its activations, (…, hidden), while the pass is under way."""
+"""Called with a site's number and its activations, (…, channels), while the pass is under way."""
 
 
 class Taps:
@@ -34,7 +34,7 @@ class Taps:
     """
 
     def __init__(self, model: PreTrainedModel, sites: Mapping[int, Site]) -> None:
-        self._family, self._hidden = model.config.model_type, int(model.config.hidden_size)
+        self._config = model.config
         self._modules = [(i, site, self._find(model, site)) for i, site in sites.items()]
 
     @contextmanager
@@ -47,7 +47,7 @@ class Taps:
             take: Function that is called once for each site and pass.
 
         Raises:
-            InputError: a module reads or gives something else than vectors of the hidden size.
+            InputError: a module reads or gives something else than vectors of the site's width.
         """
         with ExitStack() as hooks:
             for number, site, module in self._modules:
@@ -59,16 +59,20 @@ class Taps:
             return model.get_submodule(site.module)
         except AttributeError as error:
             raise InputError(
-                f"this version of transformers has no {site.module} in {self._family}: no sites of "
-                "it can be extracted; its hidden states can, without --sites"
+                f"this version of transformers has no {site.module} in "
+                f"{self._config.model_type}: no sites of it can be extracted; its hidden states "
+                "can, without --sites"
             ) from error
 
     def _hook(self, number: int, site: Site, module: nn.Module, take: Take) -> Any:
+        width = site.width(self._config)
+
         def see(state: Any) -> None:
-            if not isinstance(state, Tensor) or state.shape[-1:] != (self._hidden,):
+            if not isinstance(state, Tensor) or state.shape[-1:] != (width,):
                 raise InputError(
-                    f"{site.module} of {self._family} {site.side} no vectors of its hidden size "
-                    f"{self._hidden}: this version of transformers is not supported"
+                    f"{site.module} of {self._config.model_type} {site.side} no vectors of {width} "
+                    "channels, as its configuration has it: this version of transformers is not "
+                    "supported"
                 )
             take(number, state)
 
@@ -85,18 +89,20 @@ def _first(output: Any) -> Any:
 _SHOWN = 3
 
 
-def snapshot_sites(folder: Path, patterns: Sequence[str]) -> tuple[str, ...]:
-    """The names of the sites that patterns mean, in the order in which they are computed.
+def snapshot_sites(folder: Path, patterns: Sequence[str]) -> tuple[tuple[str, ...], int]:
+    """The sites that patterns mean, in the order in which they are computed, and their width.
 
     Args:
         folder: Folder of the snapshot.
         patterns: As in `choose_sites`.
 
     Raises:
-        InputError: a pattern means no site of its encoder, or the family has no known sites.
+        InputError: a pattern means no site of its encoder, the family has no known sites, or they
+            are of several widths.
     """
     config = read_config(folder, f"snapshot {folder.name}")
-    return choose_sites(patterns, config.model_type, config.num_hidden_layers)
+    names = choose_sites(patterns, config.model_type, config.num_hidden_layers)
+    return names, width_of(names, config)
 
 
 def check_same_sites(stored: StoredSplit, sites: Sequence[str]) -> None:
