@@ -50,7 +50,7 @@ ERRORS: dict[str, tuple[list[Any], str]] = {
     "cka snapshot": (["cka", "0.5e", "2"], "no activations of 2e.*it holds 0.5e, 1e"),
     "cka split": (["cka", "0.5e", "1e", "--split", "test"], "no split 'test'"),
     "scheduler": (["cka", "0.5e", "1e", "--scheduler", "fast"], "use threads, processes, or"),
-    "isotropy snapshot": (["isotropy", "one"], "'one' is not a snapshot tag"),
+    "isotropy snapshot": (["isotropy", "One"], "'One' is not a snapshot tag"),
     "plot": (
         ["isotropy", "1e", "--plot", __file__ + "/plot.svg"],
         "test_cli_errors.py: File exists",

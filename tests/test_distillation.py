@@ -392,7 +392,7 @@ def test_trees_are_not_learned_from_a_teacher(workspace: Workspace) -> None:
         ({"labels_weight": 0.1}, "--labels-weight 0.1 .*--distil 1e"),
         ({"distil": "1e", "temperature": 0.5}, "--temperature"),
         ({"distil": "1e", "labels_weight": 1.5}, "--labels-weight"),
-        ({"distil": "one"}, "'one' is not a snapshot tag"),
+        ({"distil": "One"}, "'One' is not a snapshot tag"),
     ],
 )
 def test_options_that_say_nothing_are_refused(options: dict[str, object], message: str) -> None:

@@ -336,7 +336,7 @@ ERRORS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "a snapshot": ({"group": "1e"}, InputError, "name a split .* as tag/split"),
     "another tag": ({"group": "3e/train"}, UnknownNameError, "no activations of 3e .* holds 1e"),
     "another split": ({"group": "1e/trian"}, UnknownNameError, "no split 'trian' .* train"),
-    "no tag": ({"group": "first/train"}, InputError, "not a snapshot tag"),
+    "no tag": ({"group": "1/train"}, InputError, "not a snapshot tag"),
     "a path": ({"group": "1e/../train"}, InputError, "split"),
     "incomplete": ({"group": "2e/train"}, IncompleteSplitError, "2e/train lacks .* shards"),
 }
