@@ -19,9 +19,6 @@ from bertvision.errors import CorruptStoreError, InputError, StoreNotFoundError
 pytest.importorskip("speculators", reason="speculators is not installed")
 
 from datasets import Dataset
-
-bertvision.register_speculators_backend()  # before any test imports the trainer
-
 from hs_connectors import FileTransfer, HiddenStatesBackend, HiddenStatesTransfer
 
 from bertvision.pipelines.foreign.speculators import StoreTransfer, transfer_of
