@@ -39,6 +39,7 @@ _MODULES = {
     "jobs.view": ("view",),
     "jobs.show": ("Row", "Rows"),
     "pipelines.extraction.features": ("ensure_features",),
+    "pipelines.foreign.speculators": ("register_speculators_backend",),
     "pipelines.training.trained_head": ("load_head",),
     "pipelines.sharing.head": ("Head",),
     "pipelines.prediction.predictor": ("Predictor",),
@@ -180,6 +181,9 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; a test compar
     from bertvision.pipelines.analysis.twonn import twonn as twonn
     from bertvision.pipelines.extraction.features import ensure_features as ensure_features
     from bertvision.pipelines.extraction.pooled_split import PooledSplit as PooledSplit
+    from bertvision.pipelines.foreign.speculators import (
+        register_speculators_backend as register_speculators_backend,
+    )
     from bertvision.pipelines.prediction.predictor import Predictor as Predictor
     from bertvision.pipelines.readouts.options import ProbeOptions as ProbeOptions
     from bertvision.pipelines.readouts.options import RankOptions as RankOptions

@@ -14,6 +14,7 @@ from bertvision.pipelines.declare import NewStorePath, StorePath, WorkspacePath,
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.reading import (
     StrPath,
+    parse_stored_layers,
     path_of,
     text_of,
 )
@@ -104,7 +105,7 @@ def import_states(
         DiskSpaceError: the disk is full; what was committed stays.
     """
     tag, split = split_name(name)
-    named, sizes = _layers(layers), _shape(shape)
+    named, sizes = parse_stored_layers(layers), _shape(shape)
     path = path_of(source)
     assert path is not None
     place = text_of(store) or str(find_workspace(workspace).activations)
@@ -185,7 +186,7 @@ def export_states(
         LockedError: another process is exporting to the folder.
     """
     tag, split = split_name(name)
-    chosen, target = _layers(layers), path_of(folder)
+    chosen, target = parse_stored_layers(layers), path_of(folder)
     assert target is not None
     opened = open_store(workspace, store)[f"{tag}/{split}"]
     from bertvision.pipelines.foreign.exporting import export_split
@@ -198,18 +199,6 @@ def export_states(
         layers=chosen,
     )
     return Exported(**done.to_json())
-
-
-def _layers(layers: str | Iterable[int | str] | None) -> list[int | str] | None:
-    """Indices, or names where one is no number."""
-    if layers is None:
-        return None
-    texts = [
-        str(part).strip() for part in (layers.split(",") if isinstance(layers, str) else layers)
-    ]
-    if all(text.removeprefix("-").isdecimal() for text in texts):
-        return [int(text) for text in texts]
-    return list(texts)
 
 
 def _shape(shape: str | Iterable[int] | None) -> tuple[int, ...] | None:

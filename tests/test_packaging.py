@@ -178,7 +178,7 @@ PUBLIC = """
     train evaluate heads predict sweep dry_run plan doctor
     ensemble compare latency quantise push pull error_analysis results predictions table
     probe rank similarity view
-    Row Rows ensure_features load_head Head Predictor
+    Row Rows ensure_features register_speculators_backend load_head Head Predictor
     Workspace PooledSplit ActivationStore ActivationWriter ActivationSplit ActivationBatch
     ActivationLoader TokenMixture TokenStream TokenTransform TokenBatch TopLogits
     Sampler SequentialSampler ShuffleSampler ShardPlan

@@ -74,14 +74,8 @@ class Content:
         self.positions = split.layer_positions(layers)
         layer_labels: Sequence[int | str] = split.layer_names or split.record.layers
         self.layers = [layer_labels[position] for position in self.positions]
-        rows, self.lengths = split.plan.example_id.tolist(), split.plan.n_tokens.astype(np.int64)
-        table = split.table()
-        self.keys, self.numbers = [str(row) for row in rows], rows
-        if table.column_names == ["id"] and len(table) == len(rows):  # of `ActivationStore.writer`
-            ids = table["id"].to_pylist()
-            self.keys = [ids[row] for row in rows]
-            if all(map(_NUMBER.fullmatch, self.keys)):
-                self.numbers = [int(key) for key in self.keys]
+        self.lengths = split.plan.n_tokens.astype(np.int64)
+        self.keys, self.numbers = keys_of(split)
         of_tokens = (n for n, array in split.record.arrays.items() if array.dims[0] == "token")
         self.fields = {name: split.array(name) for name in of_tokens}
         self.labels = split.labels
@@ -136,6 +130,16 @@ class Content:
     def split_layers(self) -> list[int]:
         """Indices of its layers, as `ActivationSplit.read` takes them."""
         return [self.split.record.layers[position] for position in self.positions]
+
+
+def keys_of(split: ActivationSplit) -> tuple[list[str], list[int]]:
+    """Keys and numbers of the examples of a split, as `Content` has them."""
+    rows, table = split.plan.example_id.tolist(), split.table()
+    if table.column_names != ["id"] or len(table) != len(rows):
+        return [str(row) for row in rows], rows
+    ids = table["id"].to_pylist()  # of `ActivationStore.writer`
+    keys = [ids[row] for row in rows]
+    return keys, [int(key) for key in keys] if all(map(_NUMBER.fullmatch, keys)) else rows
 
 
 class Target(ABC):
