@@ -14,7 +14,6 @@ from bertvision.pipelines.declare import NewStorePath, StorePath, WorkspacePath,
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.reading import (
     StrPath,
-    parse_stored_layers,
     path_of,
     text_of,
 )
@@ -105,13 +104,14 @@ def import_states(
         DiskSpaceError: the disk is full; what was committed stays.
     """
     tag, split = split_name(name)
-    named, sizes = parse_stored_layers(layers), _shape(shape)
-    path = path_of(source)
+    sizes, path = _shape(shape), path_of(source)
     assert path is not None
     place = text_of(store) or str(find_workspace(workspace).activations)
     from bertvision.featurestore.store import ActivationStore
+    from bertvision.pipelines.foreign.content import parse_stored_layers
     from bertvision.pipelines.foreign.importing import find_source, import_source
 
+    named = parse_stored_layers(layers)
     source_there = find_source(
         path.expanduser(),
         lengths=path_of(lengths),
@@ -186,9 +186,10 @@ def export_states(
         LockedError: another process is exporting to the folder.
     """
     tag, split = split_name(name)
-    chosen, target = parse_stored_layers(layers), path_of(folder)
+    target = path_of(folder)
     assert target is not None
     opened = open_store(workspace, store)[f"{tag}/{split}"]
+    from bertvision.pipelines.foreign.content import parse_stored_layers
     from bertvision.pipelines.foreign.exporting import export_split
 
     done = export_split(
@@ -196,7 +197,7 @@ def export_states(
         target.expanduser(),
         kind=format,
         dtype=dtype,
-        layers=chosen,
+        layers=parse_stored_layers(layers),
     )
     return Exported(**done.to_json())
 

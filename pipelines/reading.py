@@ -87,16 +87,6 @@ def parse_layers(value: Layers | None) -> tuple[int, ...] | None:
     return parse_indices(value, "--layers", "indices such as 0,6,12, or all")
 
 
-def parse_stored_layers(value: str | Iterable[int | str] | None) -> list[int | str] | None:
-    """``2,18,33`` → indices of layers, or their names where a part is no number; None → None."""
-    if value is None:
-        return None
-    texts = [str(part).strip() for part in (value.split(",") if isinstance(value, str) else value)]
-    if all(text.removeprefix("-").isdecimal() for text in texts):
-        return [int(text) for text in texts]
-    return list(texts)
-
-
 def parse_indices(value: Indices, option: str, such_as: str) -> tuple[int, ...]:
     """``3,17`` → whole numbers.
 

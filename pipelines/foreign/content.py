@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -130,6 +130,16 @@ class Content:
     def split_layers(self) -> list[int]:
         """Indices of its layers, as `ActivationSplit.read` takes them."""
         return [self.split.record.layers[position] for position in self.positions]
+
+
+def parse_stored_layers(value: str | Iterable[int | str] | None) -> list[int | str] | None:
+    """``2,18,33`` → indices of layers, or their names where a part is no number; None → None."""
+    if value is None:
+        return None
+    texts = [str(part).strip() for part in (value.split(",") if isinstance(value, str) else value)]
+    if all(text.removeprefix("-").isdecimal() for text in texts):
+        return [int(text) for text in texts]
+    return list(texts)
 
 
 def keys_of(split: ActivationSplit) -> tuple[list[str], list[int]]:

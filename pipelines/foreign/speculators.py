@@ -17,8 +17,7 @@ from torch import Tensor
 from bertvision.errors import InputError
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.store import ActivationStore
-from bertvision.pipelines.foreign.content import keys_of
-from bertvision.pipelines.reading import parse_stored_layers
+from bertvision.pipelines.foreign.content import keys_of, parse_stored_layers
 
 _READS_BACKENDS = "speculators.train.config.resolution"
 
