@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +20,27 @@ from stores import Made
 from torch import Tensor
 
 from bertvision.featurestore.split import ActivationSplit
+from bertvision.featurestore.tokens.mixture import TokenMixture
 
 HIDDEN, FEATURES, BATCH, STEPS = 16, 32, 128, 250
 PAGE = Path(__file__).parents[1] / "docs" / "tokens.md"
 Train = Callable[[Iterator[Tensor], int], Callable[[Tensor], Tensor]]
 
 
-def need(package: str) -> Any:
-    return pytest.importorskip(package, reason=f"{package} is not installed: pip install '.[sae]'")
+def need(package: str) -> None:
+    """Skip where a package is missing; one that is there and cannot be imported fails."""
+    if find_spec(package) is None:
+        pytest.skip(f"{package} is not installed: pip install '.[sae]'")
 
 
-def planted(store: Path, seed: int | None) -> ActivationSplit:
+def planted(store: Path, seed: int | None, first: float = 1, shift: float = 0) -> ActivationSplit:
     """Vectors that are sparse sums of planted directions; an example has a quarter of these.
 
     Args:
         store: where they are written.
         seed: of the stored order; without one, examples of the same directions lie together.
+        first: Factor of the first token of each example.
+        shift: Number that is added to every channel.
     """
     made = Made([64] * 64, layers=1, hidden=HIDDEN, shard_tokens=512, seed=seed)
     generator = torch.Generator().manual_seed(0)
@@ -43,7 +49,8 @@ def planted(store: Path, seed: int | None) -> ActivationSplit:
     for i in range(64):
         active = torch.rand(64, FEATURES, generator=generator)
         active[:, torch.arange(FEATURES) % 4 != i // 16] = 0
-        made.hidden_states[i] = ((active * (active > 0.7)) @ directions)[:, None]
+        made.hidden_states[i] = ((active * (active > 0.7)) @ directions)[:, None] + shift
+        made.hidden_states[i][0] *= first
     return made.write(store)
 
 
@@ -126,12 +133,65 @@ def test_a_trainer_on_the_stream_ends_where_it_ends_in_memory(
     assert left(sorted_by_direction, shuffle=False) > mean + 3 * bound
 
 
-def left_of(train: Train, data: Iterator[Tensor], vectors: Tensor) -> float:
-    """The share of the variance that a trained dictionary leaves."""
+def left_of(train: Train, data: Iterator[Tensor], *given: Tensor) -> float:
+    """The share of the variance that a trained dictionary leaves, of several sets the largest."""
     trained = train(data, 0)
     with torch.no_grad():
-        error = (trained(vectors) - vectors).square().sum()
-    return float(error / (vectors - vectors.mean(dim=0)).square().sum())
+        return max(
+            float(
+                (trained(vectors) - vectors).square().sum()
+                / (vectors - vectors.mean(dim=0)).square().sum()
+            )
+            for vectors in given
+        )
+
+
+@pytest.mark.parametrize("train", [sae_lens, dictionary_learning])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_norm": "10x", "scaled": True},
+        {"transform": "center", "scaled": True},
+        {"transform": "whiten"},
+    ],
+    ids=["max_norm", "center", "whiten"],
+)
+def test_a_trainer_learns_from_a_part_of_the_examples_whatever_is_done_to_their_tokens(
+    train: Train, options: dict[str, Any], tmp_path: Path
+) -> None:
+    """Measured on tokens of the other part."""
+    need(train.__name__)
+    split = planted(tmp_path, seed=0, first=100 if "max_norm" in options else 1)
+    trained_on, held_out = split.hold_out(0.25)
+    stream = split.tokens(0, batch_size=BATCH, endless=True, examples=trained_on, **options)
+    vectors = others(split, held_out, max_norm=options.get("max_norm"))
+    if stream.transform is not None:
+        vectors = stream.transform(vectors)
+    if "scaled" in options:
+        vectors *= stream.scale_factors
+    assert left_of(train, stream.vectors(), vectors) < 0.05
+
+
+@pytest.mark.parametrize("train", [sae_lens, dictionary_learning])
+def test_a_trainer_learns_from_every_split_of_a_mixture(
+    split: ActivationSplit, train: Train, tmp_path: Path
+) -> None:
+    """They have directions, those of a half of the examples each, and a mean of their own."""
+    need(train.__name__)
+    splits = [split, planted(tmp_path, seed=0, shift=1)]
+    halves = [np.arange(32), np.arange(32, 64)]
+    mixture = TokenMixture(splits, [3, 1], layers=0, batch_size=BATCH, scaled=True, examples=halves)
+    vectors = [
+        others(split, half) * stream.scale_factors
+        for split, half, stream in zip(splits, halves, mixture.streams, strict=True)
+    ]
+    assert left_of(train, mixture.vectors(), *vectors) < 0.1
+
+
+def others(split: ActivationSplit, examples: np.ndarray, **options: Any) -> Tensor:
+    """(n, hidden) all vectors of some examples, in stored order."""
+    stream = split.tokens(0, shuffle=False, examples=examples, **options)
+    return torch.cat([batch.vectors for batch in stream])
 
 
 def test_a_training_of_sae_lens_that_was_stopped_goes_on_with_the_next_batch(
