@@ -7,7 +7,9 @@ say so and are skipped.
 from __future__ import annotations
 
 import itertools
+import json
 import re
+import shlex
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,9 +18,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from families import FAMILIES, make_family
 from stores import Made
 from torch import Tensor
+from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
 
+from bertvision.cli import app
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.tokens.mixture import TokenMixture
 
@@ -248,3 +254,35 @@ def test_what_the_page_shows_runs(
     names: dict[str, Any] = {}
     exec(compile(source, PAGE.name, "exec"), names)
     assert names["stream"].batches >= names["steps"]
+
+
+def test_the_tutorial_on_a_decoder_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a tiny decoder, and fewer steps."""
+    need("sae_lens")
+    llama = FAMILIES["llama"]
+    deep = llama._replace(settings=llama.settings | {"num_hidden_layers": 10})
+    make_family(deep, tmp_path / "decoder", AutoModelForCausalLM)
+    (tmp_path / "texts").mkdir()
+    for part, count in (("train", 60), ("dev", 12)):
+        lines = [json.dumps({"text": f"anna founded rome in {1900 + n}"}) for n in range(count)]
+        (tmp_path / "texts" / f"{part}.jsonl").write_text("\n".join(lines))
+    monkeypatch.chdir(tmp_path)
+    page = (PAGE.parent / "tutorials" / "sae-on-a-decoder.md").read_text()
+    for shown, small in (
+        (r"google/gemma-3-270m", "decoder"),
+        (r"= (\d+), (\d+)$", "= 32, 20"),
+        (r"--latents [\d,]+", "--latents 0"),
+    ):
+        page, changed = re.subn(shown, small, page, flags=re.MULTILINE)
+        assert changed, shown
+    names: dict[str, Any] = {}
+    for language, source in re.findall(
+        r"^```(bash|python)\n(.*?)^```", page, re.DOTALL | re.MULTILINE
+    ):
+        if language == "bash":
+            for line in source.replace("\\\n", " ").splitlines():
+                result = CliRunner().invoke(app, shlex.split(line)[1:])
+                assert result.exit_code == 0, f"{line}\n{result.output}"
+        else:
+            exec(compile(source, "sae-on-a-decoder.md", "exec", dont_inherit=True), names)
+    assert (tmp_path / "gemma" / "view" / "0e-texts-dev-kept.html").is_file()
