@@ -148,10 +148,20 @@ def test_transforms_are_those_of_the_moments_and_go_back(
             assert torch.equal(same, torch.from_numpy(vectors).to(dtype))
 
 
-def test_centred_vectors_are_scaled_by_their_own_norm(split: ActivationSplit) -> None:
-    vectors, _ = drawn(split.tokens([1, 2], transform="center", scaled=True, max_norm="10x"))
-    norms = np.linalg.norm(vectors, axis=2).mean(axis=0)
+@pytest.mark.parametrize("layers", [1, [1, 2]])
+def test_centred_vectors_are_scaled_by_their_own_norm_and_go_back(
+    split: ActivationSplit, layers: Any, tmp_path: Path
+) -> None:
+    stream = split.tokens(layers, transform="center", scaled=True, max_norm="10x")
+    plain, vectors = (
+        torch.from_numpy(drawn(own)[0]) for own in (split.tokens(layers, max_norm="10x"), stream)
+    )
+    norms = vectors.norm(dim=-1).mean(dim=0).numpy()
     assert norms == pytest.approx(np.sqrt(16), rel=1e-5)
+    assert stream.transform is not None
+    transform = bertvision.TokenTransform.load(stream.transform.save(tmp_path / "t.safetensors"))
+    torch.testing.assert_close(transform(plain), vectors)
+    torch.testing.assert_close(transform.inverse(vectors), plain, atol=1e-4, rtol=1e-4)
 
 
 def test_transforms_that_cannot_be_are_refused(split: ActivationSplit, tmp_path: Path) -> None:
@@ -178,6 +188,8 @@ def test_transforms_that_cannot_be_are_refused(split: ActivationSplit, tmp_path:
         {"mean": mean, "matrix": square},
         {"mean": mean, "matrix": square, "back": square * 2},
         {"mean": mean, "other": mean.clone()},
+        {"mean": mean, "scale": torch.zeros(1)},
+        {"mean": mean, "scale": torch.ones(2)},
     ):
         save_file(parts, tmp_path / "hostile")
         with pytest.raises(WorkspaceError, match="no transform"):

@@ -7,34 +7,46 @@ say so and are skipped.
 from __future__ import annotations
 
 import itertools
+import json
 import re
+import shlex
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from families import FAMILIES, make_family
 from stores import Made
 from torch import Tensor
+from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
 
+from bertvision.cli import app
 from bertvision.featurestore.split import ActivationSplit
+from bertvision.featurestore.tokens.mixture import TokenMixture
 
 HIDDEN, FEATURES, BATCH, STEPS = 16, 32, 128, 250
 PAGE = Path(__file__).parents[1] / "docs" / "tokens.md"
 Train = Callable[[Iterator[Tensor], int], Callable[[Tensor], Tensor]]
 
 
-def need(package: str) -> Any:
-    return pytest.importorskip(package, reason=f"{package} is not installed: pip install '.[sae]'")
+def need(package: str) -> None:
+    """Skip where a package is missing; one that is there and cannot be imported fails."""
+    if find_spec(package) is None:
+        pytest.skip(f"{package} is not installed: pip install '.[sae]'")
 
 
-def planted(store: Path, seed: int | None) -> ActivationSplit:
+def planted(store: Path, seed: int | None, first: float = 1, shift: float = 0) -> ActivationSplit:
     """Vectors that are sparse sums of planted directions; an example has a quarter of these.
 
     Args:
         store: where they are written.
         seed: of the stored order; without one, examples of the same directions lie together.
+        first: Factor of the first token of each example.
+        shift: Number that is added to every channel.
     """
     made = Made([64] * 64, layers=1, hidden=HIDDEN, shard_tokens=512, seed=seed)
     generator = torch.Generator().manual_seed(0)
@@ -43,7 +55,8 @@ def planted(store: Path, seed: int | None) -> ActivationSplit:
     for i in range(64):
         active = torch.rand(64, FEATURES, generator=generator)
         active[:, torch.arange(FEATURES) % 4 != i // 16] = 0
-        made.hidden_states[i] = ((active * (active > 0.7)) @ directions)[:, None]
+        made.hidden_states[i] = ((active * (active > 0.7)) @ directions)[:, None] + shift
+        made.hidden_states[i][0] *= first
     return made.write(store)
 
 
@@ -126,12 +139,65 @@ def test_a_trainer_on_the_stream_ends_where_it_ends_in_memory(
     assert left(sorted_by_direction, shuffle=False) > mean + 3 * bound
 
 
-def left_of(train: Train, data: Iterator[Tensor], vectors: Tensor) -> float:
-    """The share of the variance that a trained dictionary leaves."""
+def left_of(train: Train, data: Iterator[Tensor], *given: Tensor) -> float:
+    """The share of the variance that a trained dictionary leaves, of several sets the largest."""
     trained = train(data, 0)
     with torch.no_grad():
-        error = (trained(vectors) - vectors).square().sum()
-    return float(error / (vectors - vectors.mean(dim=0)).square().sum())
+        return max(
+            float(
+                (trained(vectors) - vectors).square().sum()
+                / (vectors - vectors.mean(dim=0)).square().sum()
+            )
+            for vectors in given
+        )
+
+
+@pytest.mark.parametrize("train", [sae_lens, dictionary_learning])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_norm": "10x", "scaled": True},
+        {"transform": "center", "scaled": True},
+        {"transform": "whiten"},
+    ],
+    ids=["max_norm", "center", "whiten"],
+)
+def test_a_trainer_learns_from_a_part_of_the_examples_whatever_is_done_to_their_tokens(
+    train: Train, options: dict[str, Any], tmp_path: Path
+) -> None:
+    """Measured on tokens of the other part."""
+    need(train.__name__)
+    split = planted(tmp_path, seed=0, first=100 if "max_norm" in options else 1)
+    trained_on, held_out = split.hold_out(0.25)
+    stream = split.tokens(0, batch_size=BATCH, endless=True, examples=trained_on, **options)
+    vectors = others(split, held_out, max_norm=options.get("max_norm"))
+    if stream.transform is not None:
+        vectors = stream.transform(vectors)
+    if "scaled" in options:
+        vectors *= stream.scale_factors
+    assert left_of(train, stream.vectors(), vectors) < 0.05
+
+
+@pytest.mark.parametrize("train", [sae_lens, dictionary_learning])
+def test_a_trainer_learns_from_every_split_of_a_mixture(
+    split: ActivationSplit, train: Train, tmp_path: Path
+) -> None:
+    """They have directions, those of a half of the examples each, and a mean of their own."""
+    need(train.__name__)
+    splits = [split, planted(tmp_path, seed=0, shift=1)]
+    halves = [np.arange(32), np.arange(32, 64)]
+    mixture = TokenMixture(splits, [3, 1], layers=0, batch_size=BATCH, scaled=True, examples=halves)
+    vectors = [
+        others(split, half) * stream.scale_factors
+        for split, half, stream in zip(splits, halves, mixture.streams, strict=True)
+    ]
+    assert left_of(train, mixture.vectors(), *vectors) < 0.1
+
+
+def others(split: ActivationSplit, examples: np.ndarray, **options: Any) -> Tensor:
+    """(n, hidden) all vectors of some examples, in stored order."""
+    stream = split.tokens(0, shuffle=False, examples=examples, **options)
+    return torch.cat([batch.vectors for batch in stream])
 
 
 def test_a_training_of_sae_lens_that_was_stopped_goes_on_with_the_next_batch(
@@ -188,3 +254,35 @@ def test_what_the_page_shows_runs(
     names: dict[str, Any] = {}
     exec(compile(source, PAGE.name, "exec"), names)
     assert names["stream"].batches >= names["steps"]
+
+
+def test_the_tutorial_on_a_decoder_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a tiny decoder, and fewer steps."""
+    need("sae_lens")
+    llama = FAMILIES["llama"]
+    deep = llama._replace(settings=llama.settings | {"num_hidden_layers": 10})
+    make_family(deep, tmp_path / "decoder", AutoModelForCausalLM)
+    (tmp_path / "texts").mkdir()
+    for part, count in (("train", 60), ("dev", 12)):
+        lines = [json.dumps({"text": f"anna founded rome in {1900 + n}"}) for n in range(count)]
+        (tmp_path / "texts" / f"{part}.jsonl").write_text("\n".join(lines))
+    monkeypatch.chdir(tmp_path)
+    page = (PAGE.parent / "tutorials" / "sae-on-a-decoder.md").read_text()
+    for shown, small in (
+        (r"google/gemma-3-270m", "decoder"),
+        (r"= (\d+), (\d+)$", "= 32, 20"),
+        (r"--latents [\d,]+", "--latents 0"),
+    ):
+        page, changed = re.subn(shown, small, page, flags=re.MULTILINE)
+        assert changed, shown
+    names: dict[str, Any] = {}
+    for language, source in re.findall(
+        r"^```(bash|python)\n(.*?)^```", page, re.DOTALL | re.MULTILINE
+    ):
+        if language == "bash":
+            for line in source.replace("\\\n", " ").splitlines():
+                result = CliRunner().invoke(app, shlex.split(line)[1:])
+                assert result.exit_code == 0, f"{line}\n{result.output}"
+        else:
+            exec(compile(source, "sae-on-a-decoder.md", "exec", dont_inherit=True), names)
+    assert (tmp_path / "gemma" / "view" / "0e-texts-dev-kept.html").is_file()

@@ -13,6 +13,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, NoReturn
 
@@ -131,7 +132,6 @@ class TokenStream:
 
     Attributes:
         too_long: Tokens that ``max_norm`` leaves out.
-        transform: The `TokenTransform` of the vectors, or None; its ``inverse`` gives them back.
         batches: Number of batches given out since the beginning of the first epoch.
         wait_seconds: Seconds that the consumer has waited for batches, in all.
 
@@ -192,7 +192,7 @@ class TokenStream:
             all_lengths = int(self._kept.counts.sum())
             self._kept = short_tokens(split, self._positions, self._kept, max_norm)
             self.too_long = all_lengths - int(self._kept.counts.sum())
-        self.transform = (
+        self._transform = (
             TokenTransform.of(split, self._positions, self._kept, transform)
             if transform is not None
             else None
@@ -253,13 +253,20 @@ class TokenStream:
         return len(self._cuts)
 
     @cached_property
+    def transform(self) -> TokenTransform | None:
+        """The transform of the vectors, with their scale, or None; its ``inverse`` undoes both."""
+        if self._transform is None or not self._scaled:
+            return self._transform
+        return replace(self._transform, scale=self.scale_factors)
+
+    @cached_property
     def scale_factors(self) -> Tensor:
         """(layers,) float32 by which vectors have the mean norm sqrt(hidden) (see `mean_norms`).
 
         Raises:
             InputError: the mean norm of a layer is 0, or not finite.
         """
-        center = None if self.transform is None else self.transform.mean
+        center = None if self._transform is None else self._transform.mean
         norms = mean_norms(self.split, self._positions, self._kept, center)
         return norms.reciprocal().mul(math.sqrt(self.split.record.hidden_size)).float()
 
@@ -357,7 +364,7 @@ class TokenStream:
             self.order,
             self._cuts,
             self.scale_factors if self._scaled else None,
-            self.transform,
+            self._transform,
             self._readers,
             self._logits,
         )

@@ -29,6 +29,7 @@ from bertvision.featurestore.tokens.order import KeptTokens
 
 TransformName = Literal["center", "whiten"]
 _SHARDS = 32  # of 4,096 tokens: the mean norm is within 0.1 % where norms differ by a third
+_PARTS = ("mean", "matrix", "back", "scale")
 _FLOOR = 1e-5
 """Variance added to every direction, as a part of the channels' mean variance: directions in which
 the tokens do not vary, or hardly, are not blown up."""
@@ -43,6 +44,7 @@ class TokenTransform:
         matrix: (layers, hidden, hidden) float32, symmetric, by which centred vectors are
             multiplied; None leaves them.
         back: (layers, hidden, hidden) float32 its inverse, or None.
+        scale: (layers,) float32 by which centred vectors are multiplied, or None.
 
     Examples:
         >>> split = bertvision.ActivationStore.open("activations")["1e/train"]
@@ -57,6 +59,7 @@ class TokenTransform:
     mean: Tensor
     matrix: Tensor | None = None
     back: Tensor | None = None
+    scale: Tensor | None = None
 
     @classmethod
     def of(
@@ -122,13 +125,16 @@ class TokenTransform:
 
     def __call__(self, vectors: Tensor) -> Tensor:
         """Transformed vectors, (n, layers, hidden), or (n, hidden) of one layer, in their type."""
-        mean, matrix = self._like(vectors, self.mean), self.matrix
-        centred = vectors - mean
-        return centred if matrix is None else _multiplied(centred, matrix)
+        centred = vectors - self._like(vectors, self.mean)
+        if self.scale is not None:
+            centred *= _scales(vectors, self.scale)
+        return centred if self.matrix is None else _multiplied(centred, self.matrix)
 
     def inverse(self, vectors: Tensor) -> Tensor:
         """Vectors as they are stored, of transformed ones of the same shape."""
         mean = self._like(vectors, self.mean)
+        if self.scale is not None:
+            vectors = vectors / _scales(vectors, self.scale)
         return (vectors if self.back is None else _multiplied(vectors, self.back)) + mean
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> TokenTransform:
@@ -138,7 +144,7 @@ class TokenTransform:
             return None if x is None else x.to(device, non_blocking=non_blocking)
 
         mean = self.mean.to(device, non_blocking=non_blocking)
-        return TokenTransform(mean, move(self.matrix), move(self.back))
+        return TokenTransform(mean, move(self.matrix), move(self.back), move(self.scale))
 
     def save(self, path: str | Path) -> Path:
         """Write it as safetensors, to be kept beside what was trained on its vectors.
@@ -147,7 +153,7 @@ class TokenTransform:
             WorkspaceError: the file cannot be written.
         """
         path = Path(path).expanduser()
-        parts = {"mean": self.mean, "matrix": self.matrix, "back": self.back}
+        parts = {name: getattr(self, name) for name in _PARTS}
         try:
             save_file({name: x.contiguous() for name, x in parts.items() if x is not None}, path)
         except (OSError, SafetensorError) as error:
@@ -166,22 +172,23 @@ class TokenTransform:
             parts = load_file(path)
         except (OSError, SafetensorError) as error:
             raise WorkspaceError(f"{path} cannot be read as a transform: {error}") from error
-        mean, matrix, back = (parts.get(name) for name in ("mean", "matrix", "back"))
+        mean, matrix, back, scale = (parts.get(name) for name in _PARTS)
         square = mean is not None and mean.ndim == 2 and (*mean.shape, mean.shape[1])
         if (
             mean is None
             or not square
-            or set(parts) - {"mean", "matrix", "back"}
+            or set(parts) - set(_PARTS)
             or (matrix is None) != (back is None)
             or any(x is not None and tuple(x.shape) != square for x in (matrix, back))
             or any(x.dtype != torch.float32 or not x.isfinite().all() for x in parts.values())
             or (matrix is not None and back is not None and not _inverse(matrix, back))
+            or (scale is not None and (scale.shape != mean.shape[:1] or not (scale > 0).all()))
         ):
             shapes = {name: (x.dtype, tuple(x.shape)) for name, x in parts.items()}
             raise WorkspaceError(
                 f"{path} holds {shapes}, no transform: give what TokenTransform.save wrote"
             )
-        return cls(mean, matrix, back)
+        return cls(mean, matrix, back, scale)
 
     def _like(self, vectors: Tensor, mean: Tensor) -> Tensor:
         layers, hidden = mean.shape
@@ -278,6 +285,10 @@ def _inverse(matrix: Tensor, back: Tensor) -> bool:
     """Whether matrices, (layers, hidden, hidden), undo each other but for rounding."""
     identity = torch.eye(matrix.shape[1], dtype=torch.float64)
     return bool((matrix.double() @ back.double() - identity).abs().max() < 1e-2)
+
+
+def _scales(vectors: Tensor, scale: Tensor) -> Tensor:
+    return scale[:, None].to(vectors) if vectors.ndim == 3 else scale.to(vectors)
 
 
 def _multiplied(vectors: Tensor, matrix: Tensor) -> Tensor:
