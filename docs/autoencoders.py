@@ -1,6 +1,6 @@
 """Sparse autoencoders of SAELens on a decoder, from stores and from the decoder live.
 
-    python docs/results/decoder/autoencoders.py MODEL DATA FOLDER
+    python docs/autoencoders.py MODEL DATA FOLDER
 
 ``MODEL`` is google/gemma-3-270m in a folder, ``DATA`` has ``squad``, whose contexts are the texts,
 ``FOLDER`` takes stores and runs; an interrupted call goes on by the same command. It needs the
@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from collect_decoder import write
 from sae_lens import SAE, BatchTopKTrainingSAE, BatchTopKTrainingSAEConfig
 from sae_lens.config import SAETrainerConfig
 from sae_lens.training.mixing_buffer import mixing_buffer
@@ -36,9 +37,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import bertvision
 from bertvision.pipelines.uncertainty import paired_runs
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-from collect_decoder import write  # noqa: E402
 
 LAYER, LENGTH, SEEDS, SOURCES = 9, 128, 3, ("float32", "int8", "int4", "live")
 EPOCHS, BATCH, LATENTS, ACTIVE, RATE = 2, 256, 1280, 32, 3e-3
@@ -227,9 +225,9 @@ def write_table(folder: Path, check: Check) -> None:
             sides = {key: np.zeros_like(own), f"{key}_less": first.get(key)}
             for name, side in sides.items():
                 if side is not None:
-                    found = paired_runs(own, side)
-                    ends_of = {f"{name}_low": found.low, f"{name}_high": found.high}
-                    row |= {name: found.difference} | ends_of
+                    gap = paired_runs(own, side)
+                    ends_of = {f"{name}_low": gap.low, f"{name}_high": gap.high}
+                    row |= {name: gap.difference} | ends_of
         first = first or scores
         for key in ("l0", "dead", "rate"):
             values = [run[key] for run in runs]
