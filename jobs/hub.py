@@ -16,7 +16,7 @@ from bertvision.pipelines.reading import Names, StrPath, parse_names, path_of
 from bertvision.pipelines.sharing.hub import Repository, RepositoryKind, parse_repository
 from bertvision.pipelines.text import size
 from bertvision.pipelines.workspace.checks import find_workspace
-from bertvision.pipelines.workspace.heads import find_head, trained_on
+from bertvision.pipelines.workspace.heads import find_head, trained_heads, trained_on
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -239,8 +239,8 @@ def _sort_of(what: str, workspace: StrPath | None) -> str:
         return "store"
     if not SnapshotTag.is_valid(what):
         return "head"
-    is_tag = not SnapshotTag(what).is_named or what in find_workspace(workspace).snapshots()
-    return "snapshot" if is_tag else "head"
+    heads = trained_heads(find_workspace(workspace)) if SnapshotTag(what).is_named else []
+    return "head" if what in {name for _, name in heads} else "snapshot"
 
 
 def _folder_of(what: str, sort: str, workspace: StrPath | None) -> tuple[Path, str]:

@@ -101,8 +101,11 @@ def test_a_copy_is_told_also_where_the_other_was_adopted_before(
     shutil.copytree(adopted, root)
     shutil.copytree(checkpoints / "main", copy)
     bertvision.adopt(str(copy), workspace=root)
-    assert f"{checkpoints / 'main'} and {copy} have the same weights" in caplog.text
-    assert Workspace.find(root).snapshots() == ["main", "step512", "step1000", "step2000"]
+    assert "snapshots main and step2000 have the same weights" in caplog.text
+    bertvision.adopt(f"{copy}:again", workspace=root)
+    assert "snapshots main and again have the same weights" in caplog.text
+    tags = ["again", "main", "step512", "step1000", "step2000"]
+    assert Workspace.find(root).snapshots() == tags
     with pytest.raises(WorkspaceError, match=r"name another tag for .*:main_other"):
         bertvision.adopt(f"{checkpoints / 'step512'}:main", workspace=root)
 
@@ -136,6 +139,11 @@ def test_heads_of_a_task_are_trained_on_them_and_no_new_output_layer_is_scored(
     assert [row.tag for row in done.snapshots] == ["main"]
     space = Workspace.find(tmp_path / "workspace")
     assert not space.bert_dir("main").exists()
+    assert done.next == ["bertvision extract --checkpoint main --split train,tune,dev"]
+    with pytest.raises(InputError, match="main was not fine-tuned"):
+        bertvision.Predictor.load("bert:main", workspace=space.root)
+    with pytest.raises(InputError, match="main was not fine-tuned"):
+        bertvision.logits("main", workspace=space.root)
     states = AutoModel.from_pretrained(tiny_bert).state_dict()
     kept = AutoModel.from_pretrained(space.snapshot_dir("main")).state_dict()
     same = {name: torch.equal(states[name], kept[name]) for name in states}
@@ -172,7 +180,19 @@ def test_words_are_ordered_by_the_numbers_in_them_before_0e() -> None:
     texts = ("0e", "step1000", "untrained", "main", "step512", "1e", "seed2_step4", "seed10_step1")
     expected = ["untrained", "main", "seed2_step4", "seed10_step1", "step512", "step1000"]
     assert sorted(map(SnapshotTag, texts)) == [*expected, "0e", "1e"]
-    for word in ("main-dev", "Main", "v1.0", "step 1", "nul", "a/b", "_x", "main+step1"):
+    assert SnapshotTag("step01") < SnapshotTag("step1") < SnapshotTag("step02")
+    for word in (
+        "main-dev",
+        "Main",
+        "v1.0",
+        "step 1",
+        "nul",
+        "store",
+        "report",
+        "a/b",
+        "_x",
+        "main+step1",
+    ):
         assert not SnapshotTag.is_valid(word)
 
 

@@ -18,6 +18,7 @@ _TAG = re.compile(r"(?:0|[1-9]\d{0,5})(?:\.\d{1,6})?e", re.ASCII)
 _UNTRAINED = "untrained"
 _PRETRAINED = "0e"
 _WORD = re.compile(r"[a-z][a-z0-9_]{0,62}", re.ASCII)  # no hyphen: it parts names that tags begin
+_NO_TAG = re.compile(r"store|report", re.ASCII)  # what else `push` sends
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}", re.ASCII)
 _DEVICE = re.compile(r"con|prn|aux|nul|(com|lpt)[0-9]", re.ASCII)  # no folders, on Windows
 
@@ -39,14 +40,15 @@ class SnapshotTag(str):
     __slots__ = ()
 
     def __new__(cls, text: str) -> SnapshotTag:  # noqa: D102
-        if text == _UNTRAINED or (_WORD.fullmatch(text) and not _DEVICE.fullmatch(text)):
+        other = _DEVICE.fullmatch(text) or _NO_TAG.fullmatch(text)
+        if text == _UNTRAINED or (_WORD.fullmatch(text) and not other):
             return str.__new__(cls, text)
         fractions = text.split("+")
         if not all(map(_TAG.fullmatch, fractions)):
             raise InputError(
                 f"{text!r} is not a snapshot tag: write the fraction of an epoch and 'e', "
                 "such as 0e, 0.3e, 1e or 2e, or 2e+3e for their mean, or untrained; another "
-                "checkpoint has a word of a-z, 0-9 and '_', such as step1000"
+                "checkpoint has a word, a letter and then a-z, 0-9 and '_', such as step1000"
             )
         canonical = "+".join(
             _canonical(fraction)
@@ -114,7 +116,8 @@ class SnapshotTag(str):
         """Key by which tags are ordered; ``()`` lies before all."""
         if self.is_named:  # words, and the numbers in them as numbers
             words = re.split(r"(\d+)", self)
-            return -0.5, *(int(word) if word.isdigit() else word for word in words)
+            parts = tuple(int(word) if word.isdigit() else word for word in words)
+            return -0.5, parts, str(self)  # at last the text: 01 is 1
         return self.fraction, *(part.fraction for part in self.parts if self.is_mean)
 
     def __lt__(self, other: str) -> bool:

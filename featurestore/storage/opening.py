@@ -46,7 +46,11 @@ def open_storage(where: str | Path | Storage) -> Storage:
 
 
 def _on_disk(path: Path) -> Storage:
-    return ZipStorage(path) if path.suffix == ".zip" and not path.is_dir() else LocalStorage(path)
+    return (
+        ZipStorage(path)
+        if path.suffix.lower() == ".zip" and not path.is_dir()
+        else LocalStorage(path)
+    )
 
 
 _COMMIT = re.compile("[0-9a-f]{40}")

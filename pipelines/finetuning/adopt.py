@@ -57,7 +57,7 @@ def find_checkpoints(names: Sequence[str]) -> dict[SnapshotTag, str]:
             if tag in sources:
                 raise InputError(
                     f"{sources[tag]} and {place} are both snapshot {tag}: name another tag for "
-                    "one of them, such as FOLDER:1.5e"
+                    "one of them, such as FOLDER:1.5e or FOLDER:step1000"
                 )
             sources[tag] = place
     if not sources:
@@ -68,7 +68,7 @@ def find_checkpoints(names: Sequence[str]) -> dict[SnapshotTag, str]:
 def _parted(name: str) -> list[tuple[SnapshotTag, str]]:
     """Checkpoints that a name means: one, or all in an output folder of Trainer."""
     place, colon, tail = name.rpartition(":")
-    if colon and SnapshotTag.is_valid(tail):
+    if colon and SnapshotTag.is_valid(tail) and not Path(name).expanduser().is_dir():
         tag = SnapshotTag(tail)
         if tag.is_mean or (tag.fraction <= 0 and not tag.is_named):
             raise InputError(
@@ -91,7 +91,8 @@ def _parted(name: str) -> list[tuple[SnapshotTag, str]]:
         if colon and Path(place).expanduser().is_dir():
             raise InputError(
                 f"{name}: {tail!r} is neither a number of epochs, as in {place}:3e or "
-                f"{place}:0.5e, nor a word of a-z, 0-9 and '_', as in {place}:step1000"
+                f"{place}:0.5e, nor a word, a letter and then a-z, 0-9 and '_', as in "
+                f"{place}:step1000"
             )
         raise InputError(
             f"there is no folder {name}; a checkpoint on the hub is named with the epochs that it "
@@ -284,11 +285,11 @@ def _check_alike(workspace: Workspace, sources: Mapping[SnapshotTag, str]) -> No
     expected = config.model.num_hidden_layers, config.model.hidden_size
     digest = tokenizer_digest(workspace_tokenizer(workspace))
     classes = config.adopted.classes if config.adopted else ()
-    by_weights: dict[str, str] = {}
-    for tag, source in (config.adopted.sources if config.adopted else {}).items():
+    by_weights: dict[str, SnapshotTag] = {}
+    for tag in map(SnapshotTag, config.adopted.sources if config.adopted else ()):
         place = workspace.snapshot_dir(tag)
         if is_snapshot(place) and (digest_of := read_snapshot_info(place).adopted_sha256):
-            by_weights.setdefault(digest_of, source)
+            by_weights.setdefault(digest_of, tag)
     for tag, source in sources.items():
         checkpoint = find_adopted(source)
         size = dimensions(checkpoint.config)
@@ -315,8 +316,8 @@ def _check_alike(workspace: Workspace, sources: Mapping[SnapshotTag, str]) -> No
                 "was made of: adopt it into another --workspace, or delete the folder "
                 f"{place} and what was made of it"
             )
-        if (other := by_weights.setdefault(weights, source)) != source:
-            log.warning("%s and %s have the same weights: one is a copy", other, source)
+        if (other := by_weights.setdefault(weights, tag)) != tag:
+            log.warning("snapshots %s and %s have the same weights: one is a copy", other, tag)
 
 
 def _check_not_tuned(checkpoint: PretrainedEncoder, task: TaskConfig) -> None:

@@ -72,9 +72,10 @@ def keep_logits(workspace: Workspace, tag: str, splits: Sequence[str]) -> list[K
 
     Raises:
         UnknownNameError: there is no such snapshot or split.
+        InputError: the snapshot was not fine-tuned.
         WorkspaceError: the snapshot or the data changed since it was made.
     """
-    folder = workspace.require_snapshot(tag)
+    folder = workspace.require_output(tag)
     for split in splits:
         check_split(split, workspace.config.data, None)
     snapshot = load_snapshot(folder)

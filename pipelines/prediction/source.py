@@ -110,7 +110,9 @@ def find_source(
         parts = label(ensemble), space, ensemble.checkpoint, members, combine, ensemble
         return Source(*parts, classes)
     if asked.name == BERT:
-        on = asked.checkpoint or _only(BERT, space.snapshots())
+        tuned = [tag for tag in space.snapshots() if not tag.is_named]
+        on = asked.checkpoint or _only(BERT, tuned)
+        space.require_output(on)
         member = run = BERT
     else:
         run = Run.parse(asked.name).name

@@ -155,7 +155,10 @@ def _next_for_bert(
     commands = []
     task = workspace.config.task.name
     due = workspace.config.finetune.tags if find_task(task).learns else ()
-    if any(tag not in made or _bert_scores(workspace, tag) is None for tag in due):
+    if any(
+        tag not in made or (not tag.is_named and _bert_scores(workspace, tag) is None)
+        for tag in due
+    ):
         commands.append("bertvision finetune --resume")
     for tag in made:
         commands += [_finish(workspace, s) for s in splits.unfinished if s.tag == tag]

@@ -200,6 +200,22 @@ class Workspace:
             )
         return self.snapshot_dir(tag)
 
+    def require_output(self, tag: str) -> Path:
+        """Folder of a whole snapshot whose output layer is of the task.
+
+        Raises:
+            UnknownNameError: it was not made.
+            InputError: it is a named checkpoint, whose output layer has random weights.
+        """
+        folder = self.require_snapshot(tag)
+        if SnapshotTag(tag).is_named:
+            raise InputError(
+                f"{tag} was not fine-tuned: its output layer has random weights, and answers "
+                "nothing; train heads on its hidden states with `bertvision train HEAD "
+                f"--checkpoint {tag}`"
+            )
+        return folder
+
     def _how_to_make(self, tag: SnapshotTag) -> str:
         """Command that makes a missing snapshot."""
         tags = self.config.finetune.tags if find_task(self.config.task.name).learns else ()
