@@ -69,6 +69,9 @@ docs: $(STAMP) ## Write what is generated in docs/: commands, tables of results,
 	$(BIN)/python docs/generate_results.py
 
 site: $(STAMP) ## Build the site of the documentation in site/; a broken link is an error
+	# links to the package's own folders: to the whole clone, the builder would walk .venv many times
+	rm -rf .cache/site && mkdir -p .cache/site/bertvision
+	ln -s $(CURDIR)/*.py $(addprefix $(CURDIR)/,featurestore jobs models pipelines) .cache/site/bertvision
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench-env: $(BENCH_STAMP) ## Make .venv-bench: bertvision and the peers of the benchmarks

@@ -309,6 +309,8 @@ def require_store(storage: Storage) -> Storage:
         hint = "`bertvision extract` writes one, and `bertvision status` says where"
         if "activations" in names:
             hint = f"open the one in {storage}/activations"
+        elif names:
+            hint = f"it holds {', '.join(sorted(names)[:4])}; {hint}"
         raise StoreNotFoundError(f"there is no activation store at {storage}: {hint}")
     return storage
 
