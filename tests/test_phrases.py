@@ -374,7 +374,7 @@ def test_questions_can_follow_another_number_of_classes(
     ("place", "message", "error"),
     [
         ("1e", "--init-from 1e: give the folder of a workspace and a snapshot there", InputError),
-        ("{}:late", "give the folder of a workspace and a snapshot there", InputError),
+        ("{}:Late", "give the folder of a workspace and a snapshot there", InputError),
         ("{}:0.7e", r"has no snapshot 0\.7e", UnknownNameError),
     ],
 )
