@@ -44,8 +44,8 @@ SQUAD = (
     "rsa 0.5e 1e --max-tokens 100 --repeats 3",
     "isotropy 0.5e,1e",
     "context 0.5e,1e",
-    "attention 1e",
-    "prune 1e",
+    "attention 1e --precision 32",
+    "prune 1e --precision 32",
 )
 """Commands that read what the workspace of questions stores."""
 SENTENCES = ("store ls", "status", "isotropy 6e --split dev-cls", "table probes", "table results")
