@@ -163,7 +163,7 @@ def run(model: Path, folder: Path, source: str, seed: int, check: Check) -> Row:
 
 
 class Check:
-    """What an autoencoder is worth on held-out windows: on their states, and in the decoder."""
+    """Quality of an autoencoder on held-out windows: on their states, and in the decoder."""
 
     def __init__(self, model: Path, folder: Path) -> None:
         self._decoder = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()

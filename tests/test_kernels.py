@@ -46,7 +46,7 @@ def without_kernels() -> Iterator[None]:
 
 
 def both_ways(call: Callable[[], _Result]) -> tuple[_Result, _Result]:
-    """What a call gives by kernels, and by torch."""
+    """Results of a call by kernels, and by torch."""
     assert KERNELS.make()
     by_kernels = call()
     with without_kernels():

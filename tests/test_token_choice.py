@@ -1,4 +1,4 @@
-"""What trainers of autoencoders choose of tokens: by norm and example, transformed, and mixed."""
+"""Tokens that trainers of autoencoders choose: by norm and example, transformed, and mixed."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def register_speculators_backend() -> None:
         )
 
     class StoreBackend(FileBackend):  # type: ignore[misc]
-        """What `HiddenStatesBackend` asks for; vLLM is launched as for files."""
+        """A `HiddenStatesBackend` that reads a store; vLLM is launched as for files."""
 
         add_train_args = staticmethod(_add_arguments)
         from_train_args = staticmethod(transfer_of)
@@ -133,7 +133,7 @@ class StoreTransfer:
         }
 
     def get_generated(self, hs_transfer_params: dict[str, Any]) -> dict[str, Tensor] | None:
-        """What vLLM wrote into a file just now, as speculators' own backend reads it."""
+        """Read a file that vLLM wrote just now, as speculators' own backend does."""
         from hs_connectors import FileTransfer
 
         sample: dict[str, Tensor] | None = FileTransfer(Path()).get_generated(hs_transfer_params)
