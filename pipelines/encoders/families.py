@@ -19,8 +19,6 @@ class Family(NamedTuple):
     """Path of the list of blocks in the encoder."""
     attn_proj: str
     """Reads the outputs of all heads: attention's output projection."""
-    attn_out: str
-    """Gives what attention adds to the residual stream."""
     resid_mid: str | None
     """Reads the residual stream behind attention: a normalisation; None where the feed-forward
     layer stands beside attention, and not behind it."""
@@ -28,6 +26,8 @@ class Family(NamedTuple):
     """Reads the activations of the feed-forward layer: its output projection."""
     mlp_out: str
     """Gives what the feed-forward layer adds."""
+    attn_out: str | None = None
+    """Gives what attention adds to the residual stream; None where its output projection does."""
     resid_post: str | None = None
     """Reads the residual stream behind the feed-forward layer, where a block ends with a
     normalisation; None where a block gives the residual stream itself."""
@@ -44,7 +44,6 @@ class Family(NamedTuple):
 _BERT = Family(
     "encoder.layer",
     attn_proj="attention.output.dense",
-    attn_out="attention.output.dense",
     resid_mid="attention.output.LayerNorm",
     mlp_proj="output.dense",
     mlp_out="output.dense",
@@ -53,7 +52,6 @@ _BERT = Family(
 _LLAMA = Family(
     "layers",
     attn_proj="self_attn.o_proj",
-    attn_out="self_attn.o_proj",
     resid_mid="post_attention_layernorm",
     mlp_proj="mlp.down_proj",
     mlp_out="mlp",
@@ -67,13 +65,10 @@ _GEMMA = _LLAMA._replace(  # which normalises what is added, too
 FAMILIES: dict[str, Family] = {
     **dict.fromkeys(("bert", "roberta", "xlm-roberta", "electra"), _BERT._replace(packs=True)),
     "deberta-v2": _BERT,
-    "mpnet": _BERT._replace(
-        attn_proj="attention.attn.o", attn_out="attention.attn.o", resid_mid="attention.LayerNorm"
-    ),
+    "mpnet": _BERT._replace(attn_proj="attention.attn.o", resid_mid="attention.LayerNorm"),
     "distilbert": Family(
         "transformer.layer",
         attn_proj="attention.out_lin",
-        attn_out="attention.out_lin",
         resid_mid="sa_layer_norm",
         mlp_proj="ffn.lin2",
         mlp_out="ffn",
@@ -84,7 +79,6 @@ FAMILIES: dict[str, Family] = {
     "modernbert": Family(
         "layers",
         attn_proj="attn.Wo",
-        attn_out="attn.Wo",
         resid_mid="mlp_norm",
         mlp_proj="mlp.Wo",
         mlp_out="mlp",
@@ -93,7 +87,6 @@ FAMILIES: dict[str, Family] = {
     "gpt2": Family(
         "h",
         attn_proj="attn.c_proj",
-        attn_out="attn.c_proj",
         resid_mid="ln_2",
         mlp_proj="mlp.c_proj",
         mlp_out="mlp",
@@ -103,7 +96,6 @@ FAMILIES: dict[str, Family] = {
     "gpt_neox": Family(
         "layers",
         attn_proj="attention.dense",
-        attn_out="attention.dense",
         resid_mid=None,
         mlp_proj="mlp.dense_4h_to_h",
         mlp_out="mlp",

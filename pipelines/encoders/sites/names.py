@@ -70,7 +70,7 @@ def sites_of(model_type: str, depth: int) -> dict[str, Site]:
 
         see("hook_resid_pre", block, "reads")
         see("attn.hook_z", f"{block}.{family.attn_proj}", "reads", "heads")
-        see("hook_attn_out", f"{block}.{family.attn_out}", "gives")
+        see("hook_attn_out", f"{block}.{family.attn_out or family.attn_proj}", "gives")
         if family.resid_mid is not None:
             see("hook_resid_mid", f"{block}.{family.resid_mid}", "reads")
         see("mlp.hook_post", f"{block}.{family.mlp_proj}", "reads", "neurons")
