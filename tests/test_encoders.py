@@ -24,6 +24,7 @@ from transformers import (
 import bertvision
 from bertvision.errors import InputError
 from bertvision.pipelines.encoders.encoder import Encoder
+from bertvision.pipelines.encoders.families import FAMILIES as PATHS
 from bertvision.pipelines.encoders.forward import (
     PACKED_ATTENTION,
     BatchTokens,
@@ -130,6 +131,22 @@ def test_every_state_is_that_of_the_familys_own_forward_pass(
     assert isinstance(encoder._forward, PackedForward if FAMILIES[name].packs else PaddedForward)
     assert (encoder.attention == PACKED_ATTENTION) == FAMILIES[name].packs
     assert np.abs(truth[:, 1] - truth[:, 2]).max() > 0.1  # layers do something
+
+
+@pytest.mark.parametrize("layer", [0, LAYERS - 1])
+def test_no_block_behind_the_last_wanted_layer_is_computed(
+    name: str, folder: Path, windows: Windows, layer: int
+) -> None:
+    rows = np.arange(len(windows))
+    (states,) = Encoder(load_model(folder), {"all": ALL}, "32")(windows, rows)
+    whole = states[:, layer].clone()
+    model, computed = load_model(folder), set[int]()
+    blocks: Any = model.get_submodule(PATHS[model.config.model_type].blocks)
+    for i, block in enumerate(blocks):
+        block.register_forward_pre_hook(lambda *_, number=i: computed.add(number))
+    (given,) = Encoder(model, {"all": [layer]}, "32")(windows, rows)
+    assert torch.equal(given[:, 0], whole)
+    assert computed <= set(range(max(1, layer)))
 
 
 def test_every_pooling_is_that_of_the_familys_own_states(
@@ -448,7 +465,7 @@ def test_a_model_without_a_state_per_layer_is_refused(folders: Any) -> None:
 
     folder = folders("modernbert")
     with pytest.raises(InputError, match="modernbert gives hidden states .* where 3 of .* needed"):
-        Encoder(Short(load_model(folder)), {"mean": [0]}, "32")  # type: ignore[arg-type]
+        Encoder(Short(load_model(folder)), {"mean": [LAYERS]}, "32")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2"], indirect=True)

@@ -123,7 +123,8 @@ class TokenStream:
             ``"10x"``, times the median norm of the layer. Longer tokens are left out, and counted
             in ``too_long``; all shards are read once for it.
         transform: ``center`` takes the mean vector of a layer off, ``whiten`` also gives its
-            vectors the identity as their covariance; see `TokenTransform`.
+            vectors the identity as their covariance; see `TokenTransform`. Or a `TokenTransform`,
+            such as that of the stream that a model was trained on, for held-out tokens.
         scaled: vectors are multiplied by `scale_factors`.
         logits: Whether batches have the log-probabilities of next tokens.
         readers: threads that read, by default 2, or 1 where a shard's layers are small and near; 0
@@ -166,7 +167,7 @@ class TokenStream:
         keep: str | npt.ArrayLike | None = None,
         examples: npt.ArrayLike | None = None,
         max_norm: float | str | None = None,
-        transform: TransformName | None = None,
+        transform: TransformName | TokenTransform | None = None,
         scaled: bool = False,
         logits: bool = False,
         readers: int | None = None,
@@ -192,18 +193,26 @@ class TokenStream:
             all_lengths = int(self._kept.counts.sum())
             self._kept = short_tokens(split, self._positions, self._kept, max_norm)
             self.too_long = all_lengths - int(self._kept.counts.sum())
-        self._transform = (
-            TokenTransform.of(split, self._positions, self._kept, transform)
-            if transform is not None
-            else None
-        )
         shuffle, endless = truth_value("shuffle", shuffle), truth_value("endless", endless)
         self._seed, self._buffer = seed if shuffle else None, buffer if shuffle else 1
         self._scaled = truth_value("scaled", scaled)
-        if self._scaled and transform == "whiten":
+        self._transform: TokenTransform | None = None  # but for the scale
+        self._own_scale: Tensor | None = None
+        if isinstance(transform, TokenTransform):
+            transform.require(len(self._positions), split.record.hidden_size)
+            self._transform = replace(transform, scale=None)
+            self._own_scale = transform.scale
+        elif transform is not None:
+            self._transform = TokenTransform.of(split, self._positions, self._kept, transform)
+        if self._scaled and self._own_scale is not None:
             raise InputError(
-                "scaled=True with transform='whiten': whitened vectors have a mean square of 1 in "
-                "every channel already; leave scaled out"
+                "scaled=True with a transform that has a scale: vectors are multiplied by that; "
+                "leave scaled out"
+            )
+        if self._scaled and self._transform is not None and self._transform.matrix is not None:
+            raise InputError(
+                "scaled=True with a transform that whitens: whitened vectors have a mean square of "
+                "1 in every channel already; leave scaled out"
             )
         self._logits = truth_value("logits", logits)
         if self._logits:
@@ -255,9 +264,12 @@ class TokenStream:
     @cached_property
     def transform(self) -> TokenTransform | None:
         """The transform of the vectors, with their scale, or None; its ``inverse`` undoes both."""
-        if self._transform is None or not self._scaled:
-            return self._transform
-        return replace(self._transform, scale=self.scale_factors)
+        return self._transform and replace(self._transform, scale=self._factors)
+
+    @cached_property
+    def _factors(self) -> Tensor | None:
+        """(layers,) float32 that vectors are multiplied by."""
+        return self.scale_factors if self._scaled else self._own_scale
 
     @cached_property
     def scale_factors(self) -> Tensor:
@@ -363,7 +375,7 @@ class TokenStream:
             self._kept,
             self.order,
             self._cuts,
-            self.scale_factors if self._scaled else None,
+            self._factors,
             self._transform,
             self._readers,
             self._logits,

@@ -54,6 +54,7 @@ class TokenTransform:
         >>> example, position = int(batch.examples[0]), int(batch.positions[0])
         >>> bool((split[example][position, :, -1] - states[0]).abs().max() < 1e-3)
         True
+        >>> held_out = split.tokens(-1, transform=stream.transform)  # the same moments
     """
 
     mean: Tensor
@@ -136,6 +137,22 @@ class TokenTransform:
         if self.scale is not None:
             vectors = vectors / _scales(vectors, self.scale)
         return (vectors if self.back is None else _multiplied(vectors, self.back)) + mean
+
+    def require(self, layers: int, hidden: int) -> None:
+        """Refuse vectors of another shape.
+
+        Args:
+            layers: Number of layers side by side.
+            hidden: Channels of each.
+
+        Raises:
+            InputError: the transform is of other ones.
+        """
+        if tuple(self.mean.shape) != (layers, hidden):
+            raise InputError(
+                f"the transform is of (layers, hidden) = {tuple(self.mean.shape)}, and the vectors "
+                f"are of {(layers, hidden)}: take the layers of the stream that it is from"
+            )
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> TokenTransform:
         """The transform on a device."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -159,10 +159,7 @@ class PackedForward:
             for module in model.modules():
                 if isinstance(module, nn.Linear):
                     module.to(torch.bfloat16)
-        path, _, name = FAMILIES[model.config.model_type].blocks.rpartition(".")
-        stack = model.get_submodule(path)
-        layers: Any = getattr(stack, name)
-        depth = len(layers)
+        depth = len(_blocks(model))
         self._pooler_index = depth + 1
         sources = _hidden_states(model, depth)
         if sites:
@@ -176,7 +173,7 @@ class PackedForward:
         if pooler is not None:
             model.register_module("pooler", None)
         if len(seen) == len(wanted):  # or the pooler's is wanted, behind all of them
-            setattr(stack, name, layers[: 1 + max(site.block for site in seen.values())])
+            _cut(model, 1 + max(site.block for site in seen.values()))
         self._offset = position_offset(model)
         self._token_types = takes_token_types(model)
 
@@ -216,6 +213,16 @@ class PackedForward:
         if self._pooler is not None and kept is not None:
             cls = torch.from_numpy(np.cumsum(lengths, dtype=np.int64) - lengths).to(last.device)
             kept.add_pooler(self._pooler_index, self._pooler(last[cls].unsqueeze(1)))
+
+
+def _blocks(model: PreTrainedModel) -> nn.ModuleList:
+    """Blocks of a model of a known family."""
+    return cast(nn.ModuleList, model.get_submodule(FAMILIES[model.config.model_type].blocks))
+
+
+def _cut(model: PreTrainedModel, blocks: int) -> None:
+    """Take out all blocks of a model of a known family but the first ones."""
+    model.set_submodule(FAMILIES[model.config.model_type].blocks, _blocks(model)[:blocks])
 
 
 def _hidden_states(model: PreTrainedModel, depth: int) -> list[Site]:
@@ -261,7 +268,7 @@ class PaddedForward:
     and a decoder's tokens look at none of it.
 
     Args:
-        model: the encoder.
+        model: the encoder; it is cut after the last wanted layer where its family is known.
         wanted: indices of the hidden states that are wanted; the one after the last layer is the
             pooler output.
         sites: names of sites, which then stand in the place of the hidden states: ``wanted`` counts
@@ -290,12 +297,22 @@ class PaddedForward:
         self._sparse = getattr(model.config, "attention_type", None) == "block_sparse"
         self.attention = str(model.config._attn_implementation)
         """Name of the attention that is computed."""
-        self._states = model.config.num_hidden_layers + 1
-        self._pooled = not sites and self._states in wanted
+        depth = int(model.config.num_hidden_layers)
+        self._pooled = not sites and depth + 1 in wanted
         self._taps: Taps | None = None
+        blocks = max(1, *wanted)  # transformers gives the embedding output with a block's
         if sites:
-            known = sites_of(model.config.model_type, self._states - 1)
-            self._taps = Taps(model, {i: known[sites[i]] for i in wanted})
+            known = sites_of(model.config.model_type, depth)
+            seen = {i: known[sites[i]] for i in wanted}
+            self._taps = Taps(model, seen)
+            blocks = 1 + max(site.block for site in seen.values())
+        family = FAMILIES.get(model.config.model_type)
+        if family is not None and next_tokens is None and blocks < depth:
+            _cut(model, blocks)
+            if family.ln_final is not None:  # of the last block alone
+                model.set_submodule(family.ln_final, nn.Identity())
+            depth = blocks
+        self._states = depth + 1
         self._pad = pad_id(None, model.config)
         self._token_types = takes_token_types(model)
         if hasattr(model.config, "use_cache"):
