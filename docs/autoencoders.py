@@ -13,7 +13,6 @@ to the layer, with SAELens' own mixing buffer behind it.
 
 from __future__ import annotations
 
-import gzip
 import itertools
 import json
 import random
@@ -26,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from collect_decoder import write
+from collect_decoder import write, write_texts
 from sae_lens import SAE, BatchTopKTrainingSAE, BatchTopKTrainingSAEConfig
 from sae_lens.config import SAETrainerConfig
 from sae_lens.training.mixing_buffer import mixing_buffer
@@ -62,14 +61,6 @@ def main(model: Path, data: Path, folder: Path) -> None:
         if not path.is_file():
             path.write_text(json.dumps(run(model, folder, source, seed, check)), encoding="utf-8")
     write_table(folder, check)
-
-
-def write_texts(source: Path, every: int, target: Path) -> None:
-    """Every so many contexts of a file of SQuAD, as JSON lines."""
-    articles = json.loads(gzip.decompress(source.read_bytes()))["data"]
-    texts = [part["context"] for article in articles for part in article["paragraphs"]]
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[::every]))
 
 
 def extract(model: Path, folder: Path, encoding: str) -> None:

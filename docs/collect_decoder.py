@@ -10,6 +10,7 @@ quantising, ``tuned`` (layers before and after fine-tuning) and ``scores``, ``le
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import statistics
@@ -82,6 +83,16 @@ def write(name: str, rows: Iterable[Mapping[str, Any]], basis: str = "") -> None
     TABLES.mkdir(exist_ok=True)
     text = json.dumps(content, indent=1, ensure_ascii=False)
     (TABLES / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")
+
+
+def write_texts(source: Path, every: int, target: Path, words: int | None = None) -> None:
+    """Every so many contexts of a file of SQuAD, or their first words, as JSON lines."""
+    articles = json.loads(gzip.decompress(source.read_bytes()))["data"]
+    texts = [part["context"] for article in articles for part in article["paragraphs"]][::every]
+    if words is not None:
+        texts = [" ".join(text.split()[:words]) for text in texts]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
 
 
 def states(workspace: Path) -> tuple[Tensor, Tensor]:

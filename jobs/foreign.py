@@ -9,16 +9,14 @@ from bertvision.errors import InputError, counted
 from bertvision.featurestore.format.layout import ENCODINGS, EncodingName
 from bertvision.featurestore.format.names import CompressionName
 from bertvision.jobs.show import ShownRecord, Values
-from bertvision.jobs.store import open_store, split_name
+from bertvision.jobs.store import open_store, split_name, store_place
 from bertvision.pipelines.declare import NewStorePath, StorePath, WorkspacePath, job
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.reading import (
     StrPath,
     path_of,
-    text_of,
 )
 from bertvision.pipelines.text import size
-from bertvision.pipelines.workspace.checks import find_workspace
 
 FilesKind = Literal["safetensors", "npz", "npy", "arrow", "deepspec"]
 _NAMED = 5
@@ -106,7 +104,7 @@ def import_states(
     tag, split = split_name(name)
     sizes, path = _shape(shape), path_of(source)
     assert path is not None
-    place = text_of(store) or str(find_workspace(workspace).activations)
+    place = store_place(workspace, store)
     from bertvision.featurestore.store import ActivationStore
     from bertvision.pipelines.foreign.content import parse_stored_layers
     from bertvision.pipelines.foreign.importing import find_source, import_source

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bertvision.errors import InputError, counted
 from bertvision.jobs.show import Row, Rows, ShownRecord, Values
-from bertvision.jobs.store import open_store, split_name
+from bertvision.jobs.store import open_store, split_name, store_place
 from bertvision.pipelines.declare import DEFAULTS, NewStorePath, WorkspacePath, job
 from bertvision.pipelines.encoders.sites.names import check_patterns
 from bertvision.pipelines.files import write_text
 from bertvision.pipelines.reading import StrPath, path_of, text_of
 from bertvision.pipelines.text import size
-from bertvision.pipelines.workspace.checks import find_workspace
 from bertvision.pipelines.workspace.job_options import GenerateOptions
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ def generate(
     if options.sites:
         check_patterns(options.sites, _DEEPEST)
     target = _target(path_of(jsonl), text_of(data) or "")
-    place = text_of(store) or str(find_workspace(workspace).activations)
+    place = store_place(workspace, store)
     from bertvision.featurestore.store import ActivationStore
     from bertvision.pipelines.generation.generate import Generation, check_texts
     from bertvision.pipelines.generation.loading import load_decoder

@@ -416,7 +416,21 @@ def open_store(workspace: StrPath | None, store: StrPath | None) -> ActivationSt
     """The store that is named, or the workspace's."""
     from bertvision.featurestore.store import ActivationStore
 
-    return ActivationStore.open(text_of(store) or str(find_workspace(workspace).activations))
+    return ActivationStore.open(store_place(workspace, store))
+
+
+def store_place(workspace: StrPath | None, store: StrPath | None) -> str:
+    """Path or URL of the store that is named, or of the workspace's.
+
+    Raises:
+        WorkspaceError: neither is there.
+    """
+    if (place := text_of(store)) is not None:
+        return place
+    try:
+        return str(find_workspace(workspace).activations)
+    except WorkspaceError as error:
+        raise WorkspaceError(f"{error}; a store needs none: name it with --store") from None
 
 
 def _names(store: ActivationStore) -> list[str]:

@@ -125,6 +125,7 @@ def test_where_there_is_no_workspace_every_command_says_how_to_make_one(
     result = run("finetune", "--train", "x.json")
     assert (result.exit_code, "needs --model and --dev" in result.stderr) == (2, True)
     assert not (tmp_path / "bertvision.yaml").exists()
+        assert ("a store needs none: name it with --store" in result.stderr) == ("store" in args)
 
 
 @pytest.mark.parametrize(
