@@ -38,11 +38,11 @@ _CLI_HEADER = """\
 
 Written by `make docs` from the commands; do not edit. `bertvision train --help` says more of one.
 
-Results go to stdout, progress and messages to stderr. Every command works on the workspace it is
-run in (the folder with `bertvision.yaml`, or any folder below it), and is finished by running it
-again where it was killed. `bertvision NAME …` is `bertvision.NAME(…)` in Python, with the same
-arguments except --json, --csv and --dry-run (`dry_run`), and `beside=` for --with; `errors` is
-`error_analysis`, `store` is `ActivationStore`.
+Results go to stdout, progress and messages to stderr. Every command works on the workspace of the
+current folder (the one with `bertvision.yaml`, or any below it); run a killed command again, and it
+goes on. `bertvision NAME …` is `bertvision.NAME(…)` in Python, with the same arguments except
+--json, --csv and --dry-run (`dry_run`), and `beside=` for --with; `errors` is `error_analysis`,
+`store` is `ActivationStore`.
 
 | exit status | meaning |
 |---|---|
@@ -112,7 +112,7 @@ def _section(
     name: str, command: Any, shared: set[Entry], named: set[Entry], told: dict[str, set[Entry]]
 ) -> Iterator[str]:
     """A command: its help, its options that were not told elsewhere, and the names of others."""
-    yield f"\n### bertvision {name}\n"
+    yield f"\n### {name}\n"
     yield command.help.partition("\n\n")[0]
     own = [_entry(option) for option in command.params]
     new = {entry for entry in own if entry not in shared}
@@ -122,10 +122,10 @@ def _section(
         again = set()
     lines = [_line(entry) for entry in own if entry in new - again]
     if above := [entry[0] for entry in own if entry in named]:
-        lines.append(f"- {', '.join(above)}: as above.")
+        lines.append(f"- {', '.join(above)}: above.")
     if again:
         flags = ", ".join(entry[0] for entry in own if entry in again)
-        lines.append(f"- {flags}: as for `bertvision {like}`.")
+        lines.append(f"- {flags}: as for `{like}`.")
     if lines:
         yield "\n" + "\n".join(lines)
     told[name] = new
