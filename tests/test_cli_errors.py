@@ -122,10 +122,10 @@ def test_where_there_is_no_workspace_every_command_says_how_to_make_one(
         assert f"Error: no workspace in {tmp_path} and its parents" in result.stderr
         assert "bertvision quickstart" in result.stderr
         assert "`bertvision extract --model NAME --task text --data FILE`" in result.stderr
+        assert ("a store needs none: name it with --store" in result.stderr) == ("store" in args)
     result = run("finetune", "--train", "x.json")
     assert (result.exit_code, "needs --model and --dev" in result.stderr) == (2, True)
     assert not (tmp_path / "bertvision.yaml").exists()
-        assert ("a store needs none: name it with --store" in result.stderr) == ("store" in args)
 
 
 @pytest.mark.parametrize(
