@@ -23,7 +23,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,8 +39,8 @@ from transformers import AutoModel, AutoModelForCausalLM
 import bertvision
 from bertvision.pipelines.uncertainty import paired_runs
 
-STORED = ("float32", "bfloat16", "int8", "int4", "transform:0.115")
-SOURCES, SEEDS = (*STORED, "live"), 3
+WHOLE, ENCODED, CODED = "float32", ("bfloat16", "int8", "int4"), "transform:0.115"
+SOURCES, SEEDS = (WHOLE, *ENCODED, CODED, "live"), 3
 LENGTH, EPOCHS, BATCH, RATE, CLASSES = 128, 2, 4, 1e-3, 0.1
 """Tokens of a text at most, passes over them, texts of a batch, the learning rate, and the weight
 of the cross-entropy beside the regression."""
@@ -57,9 +57,9 @@ def main(model: Path, data: Path, folder: Path) -> None:
     torch.set_num_threads(1)
     write_texts(data / "squad" / "train.json.gz", 2, folder / "texts" / "train.jsonl")
     write_texts(data / "squad" / "dev.json.gz", 3, folder / "prompts.jsonl", WORDS)
-    store = make_stores(model, folder)
+    splits = make_stores(model, folder)
     decoder = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-    drafter = Drafter(decoder.requires_grad_(False), store)
+    drafter = Drafter(decoder.requires_grad_(False), splits)
     (folder / "runs").mkdir(exist_ok=True)
     for seed, source in itertools.product(range(SEEDS), SOURCES):
         path = folder / "runs" / f"{source}-{seed}.json"
@@ -68,29 +68,28 @@ def main(model: Path, data: Path, folder: Path) -> None:
     write_table(folder, drafter)
 
 
-def make_stores(model: Path, folder: Path) -> bertvision.ActivationStore:
+def make_stores(model: Path, folder: Path) -> dict[str, bertvision.ActivationSplit]:
     """Store the last states of the texts, in every encoding, and those of the continuations."""
-    given = ["--model", str(model), "--layers", "-1", "--encoding", "float32", "--precision", "32"]
+    given = ["--model", str(model), "--layers", "-1", "--precision", "32"]
     texts = ["--task", "text", "--data", str(folder / "texts"), "--max-length", str(LENGTH)]
     prompts = ["--data", str(folder / "prompts.jsonl"), "--max-new-tokens", str(WRITTEN)]
-    where = ["--workspace", str(folder)]
-    subprocess.run(["bertvision", "extract", *given, *texts, *where], check=True)
-    subprocess.run(["bertvision", "generate", DRAFTS, *given, *prompts, *where], check=True)
-    store = bertvision.ActivationStore.open(folder / "activations")
-    whole = store[TRAIN]
-    for encoding in STORED[1:]:
+    for name in (WHOLE, CODED):
+        how = ["--encoding", name, "--workspace", str(folder / name.partition(":")[0])]
+        subprocess.run(["bertvision", "extract", *given, *texts, *how], check=True)
+    how = ["--encoding", WHOLE, "--workspace", str(folder / WHOLE)]
+    subprocess.run(["bertvision", "generate", DRAFTS, *given, *prompts, *how], check=True)
+    store = bertvision.ActivationStore.open(folder / WHOLE / "activations")
+    splits = {"drafts": store[DRAFTS], WHOLE: store[TRAIN]}
+    whole = splits[WHOLE]
+    for encoding in ENCODED:
         sizes = {"hidden_size": whole.record.hidden_size, "layers": whole.record.layers}
-        with store.writer("0e", name_of(encoding), **sizes, encoding=encoding) as writer:
+        with store.writer("0e", encoding, **sizes, encoding=encoding) as writer:
             for i, ids in enumerate(ids_of(whole)):
                 if i not in writer:
                     writer.add(i, whole[i].transpose(1, 2), input_ids=ids)
-            writer.finish()
-    return store
-
-
-def name_of(encoding: str) -> str:
-    """The name of the training split in an encoding."""
-    return "texts-train" if encoding == "float32" else f"train-{encoding.partition(':')[0]}"
+            splits[encoding] = writer.finish()
+    coded = bertvision.ActivationStore.open(folder / CODED.partition(":")[0] / "activations")
+    return splits | {CODED: coded[TRAIN]}
 
 
 def ids_of(split: bertvision.ActivationSplit) -> list[Tensor]:
@@ -145,7 +144,8 @@ class Head(nn.Module):
             position_ids=places,
             use_cache=False,
         )
-        return output.last_hidden_state
+        made: Tensor = output.last_hidden_state
+        return made
 
 
 class Drafter:
@@ -153,16 +153,16 @@ class Drafter:
 
     Args:
         decoder: The decoder with its output layer.
-        store: Store of texts and continuations.
+        splits: Splits of the texts by encoding, and of the continuations, ``drafts``.
     """
 
-    def __init__(self, decoder: Any, store: bertvision.ActivationStore) -> None:
-        self._decoder, self._store = decoder.model, store
-        self.texts = ids_of(store[TRAIN])
+    def __init__(self, decoder: Any, splits: Mapping[str, bertvision.ActivationSplit]) -> None:
+        self._decoder, self.splits = decoder.model, splits
+        self.texts = ids_of(splits[WHOLE])
         counts = Counter(torch.cat(self.texts).tolist())
         self._known = torch.tensor(sorted(token for token, _ in counts.most_common(VOCABULARY)))
         self._output = decoder.get_output_embeddings().weight[self._known].clone()
-        split = store[DRAFTS]
+        split = splits["drafts"]
         first = split.plan.first_token.tolist()
         generated = split.array("generated")
         self.written = [
@@ -172,7 +172,7 @@ class Drafter:
 
     def run(self, source: str, seed: int) -> Row:
         """Train a head, and measure it."""
-        split = self._store["0e"][name_of("float32" if source == "live" else source)]
+        split = self.splits[WHOLE if source == "live" else source]
         factor = float(split.tokens(-1, scaled=True).scale_factors)
         started, tokens = time.process_time(), 0  # of the processor: other work goes on beside
         torch.manual_seed(seed)
@@ -272,7 +272,7 @@ def copied(text: Written) -> Tensor:
     return torch.tensor(drafts)
 
 
-def frequent(text: Written, texts: Sequence[Tensor]) -> Tensor:
+def followers(text: Written, texts: Sequence[Tensor]) -> Tensor:
     """The most frequent follower in the training texts, and its follower."""
     pairs = torch.cat([torch.stack([ids[:-1], ids[1:]]) for ids in texts], dim=1).T.tolist()
     follower: dict[int, int] = {}
@@ -287,7 +287,9 @@ def frequent(text: Written, texts: Sequence[Tensor]) -> Tensor:
 def write_table(folder: Path, drafter: Drafter) -> None:
     """Write a row for each source of states, and for drafts without a head."""
     rows, first = list[Row](), None
-    without = {"copied": copied, "frequent": partial(frequent, texts=drafter.texts)}
+    frequent = partial(followers, texts=drafter.texts)
+    without: dict[str, Callable[[Written], Tensor]]
+    without = {"no head: copied from the text": copied, "no head: most frequent follower": frequent}
     for source in (*SOURCES, *without):
         paths = [folder / "runs" / f"{source}-{seed}.json" for seed in range(SEEDS)]
         if source in without:
@@ -308,18 +310,15 @@ def write_table(folder: Path, drafter: Drafter) -> None:
         if source not in without:
             rates = [run["rate"] for run in runs]
             row |= {"rate": float(np.mean(rates)), "rate_sd": float(np.std(rates, ddof=1))}
-        if source in STORED:
-            store = bertvision.ActivationStore.open(folder / "activations")
-            info = store["0e"][name_of(source)].info()
+        if source in drafter.splits:
+            info = drafter.splits[source].info()
             row["bytes"] = info["bytes"] / info["tokens"]
         rows.append(row)
-    texts, drafts = (
-        len(drafter.written),
-        sum(len(text.ids) - text.prompt for text in drafter.written),
-    )
+    texts = drafter.written
+    written = sum(len(text.ids) - text.prompt for text in texts)
     basis = (
-        f"{texts} held-out prompts, {drafts:,} tokens that the decoder wrote; heads of {SEEDS} "
-        f"seeds, each trained on {sum(map(len, drafter.texts)):,} tokens, {EPOCHS} times."
+        f"{len(texts)} held-out prompts, {written:,} tokens that the decoder wrote; heads of "
+        f"{SEEDS} seeds, each trained on {sum(map(len, drafter.texts)):,} tokens, {EPOCHS} times."
     )
     write("draft_heads", rows, basis)
 
