@@ -141,13 +141,19 @@ def asked_extraction(
 
     Raises:
         UnknownNameError: there is no such snapshot or split.
-        InputError: an option is wrong, or the data are not what the task is read from.
+        InputError: an option is wrong, the data are not what the task is read from, or the store
+            can only be read.
     """
     tags = None if checkpoint is None else parse_tags(checkpoint)
     place = path_of(workspace), text_of(model), task, text_of(data)
     columns = Columns(settings["text"] or "text", settings["pair"], settings["label"] or "label")
-    check_names(options, tags, check_data(*place, columns), task)
+    from bertvision.featurestore.storage.opening import open_storage
+
+    there = check_data(*place, columns)
+    check_names(options, tags, there, task)
     options = replace(options, store=text_of(store) or options.store)
+    if activations := options.store or (there and there.activations):
+        open_storage(activations).require_writable()
     return AskedExtraction(place, tags, options, settings)
 
 
