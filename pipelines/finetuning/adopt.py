@@ -12,7 +12,7 @@ from bertvision.errors import InputError, WorkspaceError
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.storage.lock import exclusive
 from bertvision.featurestore.writing.origin import tokenizer_digest
-from bertvision.pipelines.encoders.checkpoint_path import check_path
+from bertvision.pipelines.encoders.checkpoint_path import check_path, parted_revision
 from bertvision.pipelines.encoders.loading import PretrainedEncoder, dimensions, load_tokenizer
 from bertvision.pipelines.encoders.output_layer import choose_output
 from bertvision.pipelines.encoders.trainer_state import checkpoint_folders, trainer_state
@@ -76,16 +76,13 @@ def _parted(name: str) -> list[tuple[SnapshotTag, str]]:
                 "or 3e, and of another a word such as step1000; the encoder that fine-tuning began "
                 "with is named by --model"
             )
+        check_path(parted_revision(place)[0])
         folder = Path(place).expanduser()
-        if folder.is_dir():
-            check_path(place)
-            return [(tag, str(folder.resolve()))]
-        check_path(place.partition("@")[0])
-        return [(tag, place)]
+        return [(tag, str(folder.resolve()) if folder.is_dir() else place)]
     folder = Path(name).expanduser()
     if not folder.is_dir():
-        place_on_hub, at, revision = name.partition("@")
-        if at and SnapshotTag.is_valid(revision):
+        place_on_hub, revision = parted_revision(name)
+        if revision and SnapshotTag.is_valid(revision):
             check_path(place_on_hub)
             return [(SnapshotTag(revision), name)]
         if colon and Path(place).expanduser().is_dir():
@@ -190,7 +187,7 @@ def _planned(
         if (place / FILE).exists():
             raise
         tags = tuple(sources)
-        name = options.model or _model_of(sources[tags[0]])
+        name = options.model or parted_revision(sources[tags[0]])[0]
         if without_task(sources, options):
             plain = planned_workspace(root, name, options.revision)
             return _with_sources(plain, AdoptedConfig(sources=dict(sources)))
@@ -264,11 +261,6 @@ def _with_sources(workspace: Workspace, adopted: AdoptedConfig) -> Workspace:
     )
     config = config.model_copy(update={"finetune": finetuning, "adopted": adopted})
     return replace(workspace, config=config)
-
-
-def _model_of(source: str) -> str:
-    """The folder or name on the hub of a checkpoint, without its revision."""
-    return source if Path(source).is_dir() else source.partition("@")[0]
 
 
 def _moved(workspace: Workspace, tag: SnapshotTag, source: str) -> bool:

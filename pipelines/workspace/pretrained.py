@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from bertvision.errors import InputError, UnknownNameError, WorkspaceError
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.storage.lock import exclusive
+from bertvision.pipelines.encoders.checkpoint_path import parted_revision
 from bertvision.pipelines.encoders.loading import (
     PretrainedEncoder,
     dimensions,
@@ -103,10 +104,7 @@ def find_adopted(source: str) -> PretrainedEncoder:
     Raises:
         InputError: as of `find_pretrained`.
     """
-    if Path(source).expanduser().is_dir():
-        return find_pretrained(source)
-    name, _, revision = source.partition("@")
-    return find_pretrained(name, revision or None)
+    return find_pretrained(*parted_revision(source))
 
 
 def checkpoint_for(model: str, revision: str | None, task: TaskConfig) -> PretrainedEncoder:
