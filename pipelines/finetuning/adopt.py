@@ -187,19 +187,17 @@ def _planned(
         if (place / FILE).exists():
             raise
         tags = tuple(sources)
-        name = options.model or parted_revision(sources[tags[0]])[0]
+        name, named = (options.model, None) if options.model else parted_revision(sources[tags[0]])
+        revision = named or options.revision
         if without_task(sources, options):
-            plain = planned_workspace(root, name, options.revision)
-            return _with_sources(plain, AdoptedConfig(sources=dict(sources)))
-        asked = replace(
-            asked,
-            model=name,
-            save_at=tags,
-            epochs=max(1.0, tags[-1].fraction),
-        )
-        config = new_config(asked, adopted=True)
-        adopted = AdoptedConfig(sources=dict(sources), classes=classes)
-        return Workspace(place, config.model_copy(update={"adopted": adopted}))
+            workspace = planned_workspace(root, name, revision)
+        else:
+            epochs = max(1.0, tags[-1].fraction)
+            asked = replace(asked, model=name, revision=revision, save_at=tags, epochs=epochs)
+            workspace = Workspace(place, new_config(asked, adopted=True))
+        if named:  # instead of its commit, so that the checkpoint is found among the sources
+            workspace = _with_model(workspace, name, named)
+        return _with_sources(workspace, AdoptedConfig(sources=dict(sources), classes=classes))
     before = workspace.config.adopted
     learns = find_task(workspace.config.task.name).learns
     if before is None and not learns:
@@ -227,15 +225,19 @@ def _planned(
                 f"others: name another tag for {source}, such as {source}:"
                 + (f"{tag}_other" if tag.is_named else SnapshotTag.of(tag.fraction + 1))
             )
-    model = workspace.config.model
-    for tag, source in sources.items():
-        if before.sources.get(tag) == model.name_or_path:  # the first of them, perhaps moved
-            model = model.model_copy(update={"name_or_path": source})
+    first = before.tag_of(workspace.config.model)
+    if first and first in sources and sources[first] != before.sources[first]:  # it moved
+        workspace = _with_model(workspace, *parted_revision(sources[first]))
     together = before.sources | {str(tag): source for tag, source in sources.items()}
     tags = tuple(sorted(map(SnapshotTag, together)))
     adopted = before.model_copy(update={"sources": {tag: together[tag] for tag in tags}})
-    workspace = replace(workspace, config=workspace.config.model_copy(update={"model": model}))
     return _with_sources(workspace, adopted)
+
+
+def _with_model(workspace: Workspace, name: str, revision: str | None) -> Workspace:
+    """A workspace whose encoder, with the same weights, has another place."""
+    model = workspace.config.model.model_copy(update={"name_or_path": name, "revision": revision})
+    return replace(workspace, config=workspace.config.model_copy(update={"model": model}))
 
 
 def without_task(sources: Mapping[SnapshotTag, str], options: DataOptions) -> bool:
@@ -251,9 +253,9 @@ def without_task(sources: Mapping[SnapshotTag, str], options: DataOptions) -> bo
 
 def _with_sources(workspace: Workspace, adopted: AdoptedConfig) -> Workspace:
     """A workspace with adopted checkpoints, and ``0e`` where it had that and it is none of them."""
-    config, places = workspace.config, adopted.sources.values()
+    config = workspace.config
     first = [t for t in config.finetune.tags if t.is_pretrained]
-    if config.model.name_or_path in places:
+    if adopted.tag_of(config.model):
         first = []
     tags = tuple(sorted([*first, *map(SnapshotTag, adopted.sources)]))
     finetuning = config.finetune.model_copy(
