@@ -302,7 +302,7 @@ class Results(NamedTuple):
 
 
 def is_control(row: Mapping[str, Any]) -> bool:
-    """Whether a head was trained on activations of ``0e`` or ``untrained``, not fine-tuned."""
+    """Whether a head was trained on activations of a snapshot that was not fine-tuned."""
     return bool(SnapshotTag(row["trained_on"]).fraction <= 0)
 
 
