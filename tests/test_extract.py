@@ -144,6 +144,9 @@ def test_a_transform_has_the_error_asked_for_and_is_extracted_again_bit_for_bit(
     (again,) = extract(space, "1e", splits=["dev"], **asked)
     assert again.shards_written == 1
     assert path.read_bytes() == before
+    shards = sum(file.stat().st_size for file in path.parents[2].rglob("*") if file.is_file())
+    matrices = split.transform.arrays["predictor"], split.transform.arrays["basis"]
+    assert again.bytes == done.bytes == shards + sum(values.nbytes for values in matrices)
 
 
 def test_a_lost_shard_is_computed_again_bit_for_bit(workspace: Workspace, tmp_path: Path) -> None:
