@@ -67,6 +67,19 @@ def test_what_fits_no_window_is_refused_or_left_out_with_its_number(
     assert again.data["train"].questions == len(left)
 
 
+def test_what_cannot_name_a_data_set_is_refused_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text("{}")  # of no model
+    folder = tmp_path / "all"
+    folder.mkdir()
+    (folder / "dev.jsonl").write_text('{"text": "anna"}\n')
+    monkeypatch.chdir(folder)
+    for data in (folder / "dev.jsonl", folder, "."):
+        with pytest.raises(InputError, match=r"'(dev|all)' cannot be one's name: rename"):
+            bertvision.extract(task="text", data=data, model=tmp_path, workspace=tmp_path / "w")
+
+
 def test_a_planned_extraction_leaves_out_what_the_extraction_does(
     tiny_bert: Path, tmp_path: Path
 ) -> None:

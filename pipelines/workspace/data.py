@@ -22,6 +22,7 @@ from bertvision.pipelines.tasks.registry import (
 )
 from bertvision.pipelines.tasks.sentences.rows import FORMS, Columns, check_columns
 from bertvision.pipelines.workspace.records import (
+    dataset_name,
     is_added,
     read_dataset_record,
     record_path,
@@ -67,8 +68,11 @@ def check_data(
     name_task(task)
     if space and not (data or task == space.config.task.name or find_task(task).hub):
         read_dataset_record(space.root, path_name(task))  # which says that it was not added
-    if data is not None and Path(data).expanduser().is_file():
-        _check_file(task, data, columns)
+    if data is not None:
+        place = Path(data).expanduser()
+        dataset_name(task, str(place.resolve()))  # which refuses what can be none
+        if place.is_file():
+            _check_file(task, data, columns)
     return space
 
 
