@@ -150,7 +150,7 @@ def asked_extraction(
     from bertvision.featurestore.storage.opening import open_storage
 
     there = check_data(*place, columns)
-    check_names(options, tags, there, task)
+    check_names(options, tags, there, text_of(data) or task)
     options = replace(options, store=text_of(store) or options.store)
     if activations := options.store or (there and there.activations):
         open_storage(activations).require_writable()
@@ -184,7 +184,7 @@ def _extract(
 
 
 def check_names(
-    options: ExtractOptions, tags: Sequence[str] | None, there: Workspace | None, task: str | None
+    options: ExtractOptions, tags: Sequence[str] | None, there: Workspace | None, data: str | None
 ) -> None:
     """Check what nothing heavy is needed for, beside the data: snapshots, layers, sites, splits.
 
@@ -192,7 +192,7 @@ def check_names(
         options: Options of the extraction.
         tags: snapshots; None is not said.
         there: the workspace, where there is one.
-        task: data set that is named.
+        data: Data that are named, by their place or task; None is the workspace's own.
 
     Raises:
         UnknownNameError: there is no such snapshot or split.
@@ -205,7 +205,7 @@ def check_names(
     depth = there.config.model.num_hidden_layers
     kept_layers(options.layers, depth, pooler=True, tokens="cls")  # at most: others have less
     check_patterns(options.sites or (), depth)
-    if task in (None, there.config.task.name):
+    if data in (None, there.config.task.name):
         names = map(StoredName.parse, options.splits or ())
         for named in (name for name in names if name.dataset is None):
             check_split(named.split, there.config.data, None)

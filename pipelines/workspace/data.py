@@ -234,14 +234,14 @@ def planned_data(
             ``skip_bad``.
 
     Raises:
-        WorkspaceError: there is no workspace, or the data are not what it was made with.
+        WorkspaceError: there is no workspace.
         InputError: there is no such model or task, the data cannot be read, or items fit no window
             and are not to be skipped.
         UnknownNameError: the data set was not added, and it is not said where it is.
     """
     check_data(workspace, model, task, data)
     from bertvision.pipelines.workspace.creation import planned_workspace
-    from bertvision.pipelines.workspace.dataset import check_own, planned_dataset
+    from bertvision.pipelines.workspace.dataset import is_own, planned_dataset
     from bertvision.pipelines.workspace.snapshots import workspace_tokenizer
 
     space = planned_workspace(workspace, model, weights=weights)
@@ -254,8 +254,8 @@ def planned_data(
     source = data or find_task(name_task(task)).hub
     if source is None:
         return space, space.dataset(task)  # which says that it was not added
-    if task == space.config.task.name and task not in NAMED_BY_FILE:
-        check_own(space.dataset(), source)
+    own = space.config.task.name
+    if task == own and task not in NAMED_BY_FILE and is_own(space.dataset(), source):
         return space, space.dataset()
     tokenizer = partial(workspace_tokenizer, space)
-    return space, planned_dataset(space.root, task, source, tokenizer=tokenizer, **settings)
+    return space, planned_dataset(space.root, task, source, own, tokenizer=tokenizer, **settings)
