@@ -85,6 +85,14 @@ def test_other_data_of_the_workspaces_own_task_stand_beside_its_own(
     bertvision.train("learned-pooling", checkpoint="1e", epochs=1, workspace=root)
     (row,) = bertvision.evaluate("learned-pooling", split="squad_v2_news-all", workspace=root)
     assert (row.trained_on, row.checkpoint) == ("1e", "1e")
+    scored = {"split": "squad_v2_news-all", "workspace": root}
+    named = {table.table: table.title for table in bertvision.table(**scored)}
+    assert named["results"] == "All results on squad_v2_news-all, in per cent"
+    (head, _) = bertvision.table("results", **scored)  # the other is never answering
+    assert head.name == "learned-pooling"
+    assert head.f1_low <= head.f1 <= head.f1_high
+    with pytest.raises(WorkspaceError, match="no results on tune: `bertvision evaluate HEAD"):
+        bertvision.table(split="tune", workspace=root)
 
 
 def test_what_cannot_name_a_data_set_is_refused_before_anything_is_loaded(

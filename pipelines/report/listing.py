@@ -185,7 +185,7 @@ def all_results(reading: Reading) -> Section:
     keys = [column.key for column in shown]
     table = Table(
         "results",
-        "All results on dev, in per cent",
+        f"All results on {results.split}, in per cent",
         shown,
         [
             *(r | {"pair": heading(r)} for r in ordered),

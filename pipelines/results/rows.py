@@ -271,6 +271,8 @@ class Results(NamedTuple):
     """Name of the items: ``questions``, or ``items`` of other tasks."""
     quantised: Sequence[Row] = ()
     """BERT with 8-bit linear layers, a row for each snapshot."""
+    split: str = "dev"
+    """Split that was scored."""
 
     @property
     def trivial(self) -> list[Row]:
@@ -351,6 +353,7 @@ def read_rows(
         questions=int(first["total"]) if "total" in first else None,
         items=load_task(task).words[1],
         quantised=[r for r in rows if r["system"] == "quantised"],
+        split=split,
     )
 
 
