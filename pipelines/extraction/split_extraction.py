@@ -153,7 +153,6 @@ class SplitExtraction:
         self,
         workspace: Workspace,
         data: Dataset,
-        items: Sequence[Any],
         job: ExtractionJob,
         loaded: LoadedSource,
     ) -> None:

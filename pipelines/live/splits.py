@@ -231,8 +231,7 @@ class Splits:
         encoder = replace(job.options, splits=None)
         if job.pooled_from is not None or encoder not in self._loaded:
             self._loaded[encoder] = load_sources(workspace, [job])[job]
-        items = data.items(job.split)
-        return SplitExtraction(workspace, data, items, job, self._loaded[encoder])
+        return SplitExtraction(workspace, data, job, self._loaded[encoder])
 
     def _compute(
         self, work: ShardWork, tokens: TokenPooling, cost: ExtractionCost | None, shard: int
