@@ -61,6 +61,7 @@ check: $(STAMP) site ## Lint, format, types, import contracts, contents of the w
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/mypy docs/*.py
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/test_packaging.py -k wheel
 

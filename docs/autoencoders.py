@@ -78,7 +78,8 @@ def extract(model: Path, folder: Path, encoding: str) -> None:
 def stored(folder: Path, encoding: str, part: str) -> bertvision.ActivationSplit:
     """A split, ``train`` or ``dev``."""
     store = bertvision.ActivationStore.open(folder / encoding / "activations")
-    return store[f"0e/texts-{part}-kept"]
+    split: bertvision.ActivationSplit = store[f"0e/texts-{part}-kept"]
+    return split
 
 
 def windows(model: Path, texts: Path) -> list[Tensor]:
@@ -145,8 +146,13 @@ def run(model: Path, folder: Path, source: str, seed: int, check: Check) -> Row:
     )
     SAETrainer(config, sae, live.vectors() if live else stream.vectors()).fit()
     seconds = time.process_time() - started
-    sae.fold_activation_norm_scaling_factor(float(live.factor if live else stream.scale_factors))
-    mean, identity = live.mean if live else stream.transform.mean[0], torch.eye(width)
+    if live:
+        factor, mean = live.factor, live.mean
+    else:
+        assert stream.transform is not None  # it centres
+        factor, mean = float(stream.scale_factors), stream.transform.mean[0]
+    sae.fold_activation_norm_scaling_factor(factor)
+    identity = torch.eye(width)
     sae.fold_activation_whitening(mean, identity, identity)
     sae.save_inference_model(folder / f"sae-{source}")  # with a threshold for every latent
     done = check(SAE.load_from_disk(folder / f"sae-{source}"))

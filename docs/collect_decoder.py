@@ -144,7 +144,8 @@ def plain(encoding: str) -> str:
 
 def encodings(folder: Path, errors: Mapping[str, Tensor], first: Tensor) -> list[Row]:
     """A row for each encoding: bytes, seconds and errors."""
-    rows, n = [], int(first.sum())
+    rows: list[Row] = []
+    n = int(first.sum())
     for encoding in ENCODINGS:
         workspace = folder / f"encoding-{plain(encoding)}"
         [run] = json.loads(workspace.with_suffix(".json").read_text(encoding="utf-8"))
@@ -203,9 +204,9 @@ def by_seed(
         own = groups.setdefault((file.dataset, str(file.pooling)), {})
         own.setdefault(encoding, []).append(file)
     for key, encoded in groups.items():
-        for own in encoded.values():
-            own.sort(key=lambda file: file.settings.seed)
-        if {tuple(f.settings.seed for f in own) for own in encoded.values()} != {(0, 1, 2)}:
+        for seeds in encoded.values():
+            seeds.sort(key=lambda file: file.settings.seed)
+        if {tuple(f.settings.seed for f in seeds) for seeds in encoded.values()} != {(0, 1, 2)}:
             raise SystemExit(f"{key}: probes of seeds 0, 1 and 2 are not all there")
     return groups
 

@@ -19,6 +19,7 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,14 +81,13 @@ def _report(workspace: Path, folder: Path, figures: Sequence[str]) -> None:
 
 def compared(first: str, second: str, workspace: Path, beside: Path | None) -> dict[str, Any]:
     """A comparison over all seeds there are, with the systems as they were asked for."""
-    spaces = {"workspace": workspace, "beside": beside}
+    compare = partial(bertvision.compare, first, second, workspace=workspace, beside=beside)
     try:
-        seeds = "one" if holds_runs(workspace) else "all"
-        comparison = bertvision.compare(first, second, seeds=seeds, **spaces)
+        comparison = compare(seeds="one" if holds_runs(workspace) else "all")
     except InputError as error:
         if "one seed each" not in str(error):
             raise
-        comparison = bertvision.compare(first, second, **spaces)
+        comparison = compare()
     print(comparison.sentence, file=sys.stderr)
     return {**comparison.to_json(), "first": first, "second": second}
 

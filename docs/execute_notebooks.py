@@ -31,7 +31,7 @@ def executed(path: Path, workspace: Path) -> nbformat.NotebookNode:
     Raises:
         CellExecutionError: a cell raised an error.
     """
-    notebook = nbformat.read(path, as_version=4)
+    notebook: nbformat.NotebookNode = nbformat.read(path, as_version=4)
     resources = {"metadata": {"path": str(workspace)}}
     NotebookClient(notebook, timeout=600, record_timing=False, resources=resources).execute()
     for cell in notebook.cells:

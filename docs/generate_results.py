@@ -144,8 +144,9 @@ def claims(names: str) -> str:
         basis.setdefault(_compared(comparisons[0]), []).append(title)
     heads = list(dict.fromkeys(head for row in cells.values() for head in row))
     lines, last = [], ""
-    for (text, pair), row in cells.items():
-        lines.append([text if text != last else "", pair, *(row.get(head, "") for head in heads)])
+    for (text, pair), said_in in cells.items():
+        said_by_head = (said_in.get(head, "") for head in heads)
+        lines.append([text if text != last else "", pair, *said_by_head])
         last = text
     columns = [Column("", name, "text") for name in ("claim", "compared", *heads)]
     several = len(basis) > 1

@@ -207,7 +207,8 @@ def _rsa(run: Run, split: str, tag: str) -> NDArray[np.float64]:
 
 
 def _last(run: Run) -> str:
-    return max(run["rsa"]["dev"], key=_fraction)
+    tags: list[str] = [*run["rsa"]["dev"]]
+    return max(tags, key=_fraction)
 
 
 def _fraction(tag: str) -> float:
@@ -216,12 +217,14 @@ def _fraction(tag: str) -> float:
 
 def _lower(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """(samples,) mean over the lower third of the transformer layers; layer 0 is none of them."""
-    return values[:, 1 : 1 + (values.shape[1] - 1) // 3].mean(axis=1)
+    third = (values.shape[1] - 1) // 3
+    return np.asarray(values[:, 1 : 1 + third].mean(axis=1))
 
 
 def _upper(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """(samples,) mean over the upper third."""
-    return values[:, -((values.shape[1] - 1) // 3) :].mean(axis=1)
+    third = (values.shape[1] - 1) // 3
+    return np.asarray(values[:, -third:].mean(axis=1))
 
 
 def _sd(values: NDArray[np.float64]) -> float:

@@ -22,6 +22,7 @@ import shutil
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
@@ -118,9 +119,13 @@ def cut(source: Path, target: Path) -> None:
     """
     if target.exists():
         return
-    opened = gzip.open if source.suffix == ".gz" else open
-    text_as_bytes = {"encoding": "utf-8", "errors": "surrogateescape", "newline": ""}
-    with opened(source, "rt", **text_as_bytes) as file:
+    opened = partial(
+        gzip.open if source.suffix == ".gz" else open,
+        encoding="utf-8",
+        errors="surrogateescape",  # so that bytes that are no UTF-8 stay what they are
+        newline="",
+    )
+    with opened(source, mode="rt") as file:
         text = file.read()
     name = source.name.removesuffix(".gz")
     if name.endswith(".json"):
@@ -133,7 +138,7 @@ def cut(source: Path, target: Path) -> None:
         text = end.join(left) + end
     target.parent.mkdir(parents=True, exist_ok=True)
     new = target.with_name(f".{target.name}")
-    with opened(new, "wt", **text_as_bytes) as file:
+    with opened(new, mode="wt") as file:
         file.write(text)
     new.rename(target)
 
@@ -143,7 +148,8 @@ if __name__ == "__main__":
         from bertvision.__main__ import main as bertvision
 
         sys.argv[1:] = scaled(sys.argv[2:])
-        sys.exit(bertvision())
+        bertvision()
+        sys.exit()
     if len(sys.argv) < 3 or not all("=" in word for word in sys.argv[3:]):
         raise SystemExit(__doc__)
     pairs = (word.partition("=") for word in sys.argv[3:])

@@ -253,7 +253,7 @@ class SplitReader(StoredSplit):
 
     @property
     def _remedy(self) -> str:
-        """Command that finishes the split."""
+        """What finishes the split."""
         origin = self.record.provenance
         command = f"bertvision extract --checkpoint {self.tag} --split {self.split}"
         command += "" if self.keep is None else f" --keep {self.keep}"
@@ -262,11 +262,11 @@ class SplitReader(StoredSplit):
             source, seed = origin.get("shuffled_from"), origin.get("shuffle_seed")
             command = f"bertvision store shuffle {source} {self.split} --seed {seed}"
         elif "data_sha256" not in origin:  # an extraction names its data
-            return (
+            return self.ledger.remedy(
                 "no command wrote it from data of a workspace, so remove it with "
                 f"`bertvision store rm {self.name}`, and store its examples again"
             )
-        return f"run `{command}` again to finish it"
+        return self.ledger.remedy(f"run `{command}` again to finish it")
 
     def open_shard(self, shard: int, *, any_order: bool = False) -> ShardReader:
         """Open a committed shard.

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from bertvision.errors import InputError
 from bertvision.featurestore.format.keeping import KEPT_POSITION
+from bertvision.featurestore.format.layout import get_encoding
 from bertvision.featurestore.format.ledger import Ledger
 from bertvision.featurestore.format.names import SnapshotTag, check_name
 from bertvision.featurestore.format.records import SplitRecord
@@ -114,13 +115,15 @@ class StoredSplit:
     def info(self) -> dict[str, Any]:
         """Facts about the split in JSON types: sizes in bytes, completeness, provenance.
 
-        ``times_smaller_than_dense_float32`` compares the shards on the disk with float32 frames
-        padded to ``dense_length`` tokens, the layout of the original research.
+        ``bytes`` are those of the shards on the disk, and of a transform's matrices;
+        ``times_smaller_than_dense_float32`` compares them with float32 frames padded to
+        ``dense_length`` tokens, the layout of the original research.
         """
         r, committed = self.record, self.committed_shards()
         shard_records = (self.ledger.find_shard(shard, r) for shard in committed)
         records = [record for record in shard_records if record is not None]
         stored = sum(file.bytes for record in records for file in record.files.values())
+        stored += get_encoding(r.encoding).matrix_bytes(len(r.layers), r.hidden_size)
         done = sum(record.examples for record in records)
         given = r.provenance.get("max_length")
         length = given if isinstance(given, int) and given > 0 else self._longest()

@@ -35,7 +35,10 @@ from bertvision.featurestore.writing.origin import check_split
 
 
 def expected_bytes(plan: ShardPlan, spec: SplitSpec | SplitRecord) -> int:
-    """Bytes the shards of a split will take, checksums included and before any compression."""
+    """Bytes the shards of a split will take, checksums included and before any compression.
+
+    Those of the transform's matrices are counted too.
+    """
     encoding = get_encoding(spec.encoding)
     layers, beside = len(spec.layers), 0
     if spec.top is not None:
@@ -44,8 +47,8 @@ def expected_bytes(plan: ShardPlan, spec: SplitSpec | SplitRecord) -> int:
     if encoding.transformed:
         # at most: what rounding to the error and coding it takes without predicting anything
         bits = np.log2(1 / encoding.error) + 0.25
-        matrices = 2 * layers * spec.hidden_size**2 * np.dtype("float16").itemsize
-        return int(plan.total_tokens * layers * spec.hidden_size * bits / 8 + matrices + beside)
+        beside += encoding.matrix_bytes(layers, spec.hidden_size)
+        return int(plan.total_tokens * layers * spec.hidden_size * bits / 8 + beside)
     total = plan.shard_tokens * layers * codes + layers * (4 + 16) + 4
     if encoding.quantised:
         groups = int(np.prod(encoding.scale_shape(spec.hidden_size)))

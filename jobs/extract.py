@@ -141,13 +141,19 @@ def asked_extraction(
 
     Raises:
         UnknownNameError: there is no such snapshot or split.
-        InputError: an option is wrong, or the data are not what the task is read from.
+        InputError: an option is wrong, the data are not what the task is read from, or the store
+            can only be read.
     """
     tags = None if checkpoint is None else parse_tags(checkpoint)
     place = path_of(workspace), text_of(model), task, text_of(data)
     columns = Columns(settings["text"] or "text", settings["pair"], settings["label"] or "label")
-    check_names(options, tags, check_data(*place, columns), task)
+    from bertvision.featurestore.storage.opening import open_storage
+
+    there = check_data(*place, columns)
+    check_names(options, tags, there, text_of(data) or task)
     options = replace(options, store=text_of(store) or options.store)
+    if activations := options.store or (there and there.activations):
+        open_storage(activations).require_writable()
     return AskedExtraction(place, tags, options, settings)
 
 
@@ -178,7 +184,7 @@ def _extract(
 
 
 def check_names(
-    options: ExtractOptions, tags: Sequence[str] | None, there: Workspace | None, task: str | None
+    options: ExtractOptions, tags: Sequence[str] | None, there: Workspace | None, data: str | None
 ) -> None:
     """Check what nothing heavy is needed for, beside the data: snapshots, layers, sites, splits.
 
@@ -186,7 +192,7 @@ def check_names(
         options: Options of the extraction.
         tags: snapshots; None is not said.
         there: the workspace, where there is one.
-        task: data set that is named.
+        data: Data that are named, by their place or task; None is the workspace's own.
 
     Raises:
         UnknownNameError: there is no such snapshot or split.
@@ -199,7 +205,7 @@ def check_names(
     depth = there.config.model.num_hidden_layers
     kept_layers(options.layers, depth, pooler=True, tokens="cls")  # at most: others have less
     check_patterns(options.sites or (), depth)
-    if task in (None, there.config.task.name):
+    if data in (None, there.config.task.name):
         names = map(StoredName.parse, options.splits or ())
         for named in (name for name in names if name.dataset is None):
             check_split(named.split, there.config.data, None)

@@ -91,6 +91,9 @@ def generate(
         check_patterns(options.sites, _DEEPEST)
     target = _target(path_of(jsonl), text_of(data) or "")
     place = store_place(workspace, store)
+    from bertvision.featurestore.storage.opening import open_storage
+
+    open_storage(place).require_writable()
     from bertvision.featurestore.store import ActivationStore
     from bertvision.pipelines.generation.generate import Generation, check_texts
     from bertvision.pipelines.generation.loading import load_decoder

@@ -108,6 +108,7 @@ def table(
     name: str | None = None,
     *,
     beside: Annotated[Sequence[StrPath] | None, Option(flag="--with", several=True)] = None,
+    split: str = "dev",
     workspace: WorkspacePath = None,
 ) -> Rows[Row]:
     """Print a table of the report.
@@ -125,6 +126,8 @@ def table(
     Args:
         name: Table of the report; by default the names of all.
         beside: Another workspace, whose rows stand beside; may be repeated.
+        split: Split that was scored, or NAME-SPLIT of an added data set; the tables of another
+            split than dev are of scores alone.
 
     Raises:
         UnknownNameError: a workspace has no such table.
@@ -137,11 +140,11 @@ def table(
     from bertvision.pipelines.report.build import find_table, read_tables
 
     if name is None:
-        tables = read_tables(space, intervals=False).values()
+        tables = read_tables(space, split=split, intervals=False).values()
         rows = [{"table": t.name, "rows": len(t.rows), "title": t.title} for t in tables]
         listed: Rows[Row] = Rows(map(Row, rows), _list_of_tables)
     else:
-        shown = find_table(space, name, others)
+        shown = find_table(space, name, others, split)
         listed = Rows(
             [Row({key: row.get(key) for key in shown.keys()}) for row in shown.rows],  # noqa: SIM118
             lambda rows: replace(shown, rows=rows).text(),

@@ -44,13 +44,10 @@ _MAIN = ("torch", "transformers", "pytorch-lightning", "zarr", "datasets", "dask
 """Libraries whose versions are always told."""
 
 
-def examine_libraries(
-    package: str = "bertvision", version_of: Callable[[str], str] = metadata.version
-) -> list[Finding]:
-    """Versions of Python and of all that a package requires.
+def examine_libraries(version_of: Callable[[str], str] = metadata.version) -> list[Finding]:
+    """Versions of Python and of all that bertvision requires.
 
     Args:
-        package: Package whose declared requirements count.
         version_of: the installed version of a distribution; PackageNotFoundError where there is
             none.
 
@@ -59,12 +56,12 @@ def examine_libraries(
     """
     python = f"{platform.python_version()} ({platform.machine()}, {platform.system()})"
     try:
-        declared = metadata.metadata(package)
+        declared = metadata.metadata("bertvision")
     except metadata.PackageNotFoundError:
         advice = "Install it with pip, or what it requires is not known here."
         return [
             Finding("python", "ok", python),
-            Finding("libraries", "warning", f"{package} is not installed, but run", advice),
+            Finding("libraries", "warning", "bertvision is not installed, but run", advice),
         ]
     due = SpecifierSet(declared["Requires-Python"] or "")
     fits = platform.python_version() in due
@@ -72,7 +69,7 @@ def examine_libraries(
         Finding("python", "ok", python)
         if fits
         else Finding("python", "error", python, f"Install Python {due}."),
-        _libraries(metadata.requires(package) or [], version_of),
+        _libraries(metadata.requires("bertvision") or [], version_of),
     ]
 
 

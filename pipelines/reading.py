@@ -9,11 +9,10 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Final, NamedTuple, get_args
+from typing import Any, Final, NamedTuple
 
 from bertvision.errors import InputError
 from bertvision.featurestore.format.names import SnapshotTag
-from bertvision.pipelines.options import PrecisionName
 from bertvision.pipelines.poolings import (
     TokenPooling,
     check_pooling,
@@ -33,7 +32,6 @@ Indices = str | int | Iterable[int]
 """``"3,17"``, 3 or ``[3, 17]``."""
 Layers = Indices
 """Indices, or ``"all"``."""
-PRECISIONS: tuple[PrecisionName, ...] = get_args(PrecisionName)
 
 
 def parse_names(value: Names) -> list[str]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from workspaces import write_squad
 
 import bertvision
 from bertvision.errors import InputError, UnknownNameError, WorkspaceError
@@ -65,6 +67,45 @@ def test_what_fits_no_window_is_refused_or_left_out_with_its_number(
     again = Workspace.find(tmp_path / "w").dataset(task)
     assert [item.id for item in again.items("train")] == left
     assert again.data["train"].questions == len(left)
+
+
+def test_other_data_of_the_workspaces_own_task_stand_beside_its_own(
+    workspace: Workspace, tmp_path: Path
+) -> None:
+    root = shutil.copytree(workspace.root, tmp_path / "w")
+    own = workspace.config.data["dev"].source
+    copy = shutil.copy(own, tmp_path / "dev_copy.json")
+    options: dict[str, Any] = {"task": "squad_v2", "workspace": root, "precision": "32"}
+    (dev,) = bertvision.extract("1e", data=copy, split="dev", encoding="float32", **options)
+    assert (dev.split, dev.shards_written) == ("dev", 0)
+    other = write_squad(tmp_path / "news.json", 3, 9)
+    (news,) = bertvision.extract("1e", data=other, split="all", **options)
+    assert (news.split, news.examples) == ("squad_v2_news-all", 9)
+    assert Workspace.find(root).dataset("squad_v2").source("dev") == own
+    bertvision.train("learned-pooling", checkpoint="1e", epochs=1, workspace=root)
+    (row,) = bertvision.evaluate("learned-pooling", split="squad_v2_news-all", workspace=root)
+    assert (row.trained_on, row.checkpoint) == ("1e", "1e")
+    scored = {"split": "squad_v2_news-all", "workspace": root}
+    named = {table.table: table.title for table in bertvision.table(**scored)}
+    assert named["results"] == "All results on squad_v2_news-all, in per cent"
+    (head, _) = bertvision.table("results", **scored)  # the other is never answering
+    assert head.name == "learned-pooling"
+    assert head.f1_low <= head.f1 <= head.f1_high
+    with pytest.raises(WorkspaceError, match="no results on tune: `bertvision evaluate HEAD"):
+        bertvision.table(split="tune", workspace=root)
+
+
+def test_what_cannot_name_a_data_set_is_refused_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text("{}")  # of no model
+    folder = tmp_path / "all"
+    folder.mkdir()
+    (folder / "dev.jsonl").write_text('{"text": "anna"}\n')
+    monkeypatch.chdir(folder)
+    for data in (folder / "dev.jsonl", folder, "."):
+        with pytest.raises(InputError, match=r"'(dev|all)' cannot be one's name: rename"):
+            bertvision.extract(task="text", data=data, model=tmp_path, workspace=tmp_path / "w")
 
 
 def test_a_planned_extraction_leaves_out_what_the_extraction_does(

@@ -401,7 +401,7 @@ def tamper(space: Workspace, name: str, change: Callable[[list[Tensor]], None]) 
     options, data = stored_options(split), space.dataset(None)
     job = ExtractionJob(space.root, tag, of, options)
     loaded = load_encoder(space, tag, options)
-    made = SplitExtraction(space, data, data.items(of), job, loaded)
+    made = SplitExtraction(space, data, job, loaded)
     shards = range(split.plan.n_shards)
     with open_writer(
         space.activations,

@@ -106,7 +106,7 @@ def test_rows_in_which_rounding_hides_the_statistic_are_marked(
     exact, stored = measure(splits["float32"]), measure(splits[encoding])
     assert not any(row["is_rounded"] for row in exact.rows())
     marked = {(row["set"], row["layer"]) for row in stored.rows() if row["is_rounded"]}
-    assert {name for name, _ in marked} == {"[CLS]"}
+    assert {name for name, _ in marked} == {"first tokens"}
     for row, true in zip(stored.rows(), exact.rows(), strict=True):
         off = max(
             abs((row[key] or 0) - true[key])
@@ -116,12 +116,12 @@ def test_rows_in_which_rounding_hides_the_statistic_are_marked(
             continue
         assert off < 2 * ROUNDED, row
     # where [CLS] is a thousand times nearer to itself than tokens are, all of it is rounding
-    assert ("[CLS]", 4) in marked
+    assert ("first tokens", 4) in marked
     if encoding != "bfloat16":  # which a larger encoder would need, to be as wrong
         worst = stored.rows()[-1]
         assert abs(worst["gamma_largest"] - exact.rows()[-1]["gamma_largest"]) > 0.02
     (remark,) = stored.remarks()
-    assert "[CLS] of 0e" in remark
+    assert "first tokens of 0e" in remark
     assert "--encoding float32" in remark
     assert remark.replace(" ", "") in stored.table().replace("\n", "").replace(" ", "")
     assert any(str(row["layer"]).endswith("*") for row in stored.shown())
@@ -173,7 +173,7 @@ def test_what_an_encoding_keeps_less_well_than_it_promises_is_said(tmp_path: Pat
             out.add(i, states)
         split = out.finish()
     (note,) = encoding_notes("cka", CkaResult.keeps, [split, split])
-    assert "the first token of each window ([CLS]) of layer 9 less well than int8" in note
+    assert "the first token of each window of layer 9 less well than int8" in note
     assert encoding_notes("cka", CkaResult.keeps, []) == []
 
 

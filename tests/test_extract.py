@@ -144,6 +144,9 @@ def test_a_transform_has_the_error_asked_for_and_is_extracted_again_bit_for_bit(
     (again,) = extract(space, "1e", splits=["dev"], **asked)
     assert again.shards_written == 1
     assert path.read_bytes() == before
+    shards = sum(file.stat().st_size for file in path.parents[2].rglob("*") if file.is_file())
+    matrices = split.transform.arrays["predictor"], split.transform.arrays["basis"]
+    assert again.bytes == done.bytes == shards + sum(values.nbytes for values in matrices)
 
 
 def test_a_lost_shard_is_computed_again_bit_for_bit(workspace: Workspace, tmp_path: Path) -> None:
@@ -287,6 +290,29 @@ def test_non_finite_hidden_states_name_shard_and_windows(
     # the calibration sample meets it first
     with pytest.raises(NonFiniteError, match="window 0 of the data, token 0, layer 1"):
         extract(other, "1e", splits=["dev"], encoding="int8")
+
+
+@pytest.mark.parametrize("tokens", [("all",), ("cls", "mean")])
+def test_values_beyond_float16_are_refused_before_a_split_is_begun(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens: Any
+) -> None:
+    """Decoders have such activations; another encoding can be taken for the split then."""
+    ignored = shutil.ignore_patterns("activations")
+    space = Workspace.find(shutil.copytree(workspace.root, tmp_path / "copy", ignore=ignored))
+    compute = Encoder.__call__
+
+    def massive(self: Encoder, windows: Windows, rows: np.ndarray) -> list[torch.Tensor]:
+        kinds = [hidden_states.clone() for hidden_states in compute(self, windows, rows)]
+        kinds[-1][0, 1, 3] = 1e5
+        return kinds
+
+    monkeypatch.setattr(Encoder, "__call__", massive)
+    options: dict[str, Any] = {"splits": ["dev"], "tokens": tokens, "precision": "32"}
+    where = "1e/dev" if tokens == ("all",) else "1e/dev-mean"
+    with pytest.raises(NonFiniteError, match=f"{where}, window 0 .*100000 does not fit float16"):
+        extract(space, "1e", encoding="float16", **options)
+    assert not (space.root / "activations").exists()
+    extract(space, "1e", encoding="bfloat16", **options)
 
 
 def test_recorded_non_finite_values_are_replaced_and_counted(

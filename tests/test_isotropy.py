@@ -147,10 +147,10 @@ def test_table_has_a_row_per_layer_for_each_snapshot_and_set() -> None:
     first = dict.fromkeys(states, np.arange(0, 500, 5))
     result = isotropy(states, first=first, name="dev", layers=(0, 6))
     title, *tables, legend = result.table().split("\n\n")
-    assert title == "Isotropy, 0e, 0.3e, dev, 500 tokens and 100 [CLS]"
+    assert title == "Isotropy, 0e, 0.3e, dev, 500 tokens and 100 first tokens"
     assert "EV k" in legend
     places = [table.splitlines()[0] for table in tables]
-    assert places == ["0e, tokens", "0e, [CLS]", "0.3e, tokens", "0.3e, [CLS]"]
+    assert places == ["0e, tokens", "0e, first tokens", "0.3e, tokens", "0.3e, first tokens"]
     lines = tables[2].splitlines()
     norm, cosine = result.mean_norm[1, 0, 1], result.mean_cosine[1, 0, 1]
     assert lines[-1].split()[:4] == ["6", f"{norm:.2f}", f"{cosine:.3f}", "17"]
@@ -302,7 +302,7 @@ def test_cls_is_measured_apart_from_the_tokens_it_is_one_of() -> None:
     rows = np.arange(0, 300, 3)
     states = da.from_array(x, chunks=(70, 2, 8))
     both = isotropy({"1e": states}, first={"1e": rows}, components=(1,))
-    assert both.sets == ("tokens", "[CLS]")
+    assert both.sets == ("tokens", "first tokens")
     for j, alone in enumerate((run(x, components=(1,)), run(x[rows], components=(1,)))):
         for name in ("mean_cosine", "corrected_ratio", "gamma"):
             np.testing.assert_allclose(getattr(both, name)[0, j], of(alone, name), rtol=1e-9)
@@ -345,12 +345,12 @@ def test_plot_shows_panels_of_both_sets_and_names_lines_and_channels(tmp_path: P
             "mean Euclidean norm",
         ),
         *("share of the variance in 3 principal components", "isotropy log I (0 at most)"),
-        *("outlier channel (> 4 sd)", "tokens", "[CLS]"),
+        *("outlier channel (> 4 sd)", "tokens", "first tokens"),
     ):
         assert name in said
     assert drawn.texts.count("layer (0: embedding output)") == 6
     for layer, value in zip(result.layers, result.mean_cosine[0, 1], strict=True):
-        assert f"[CLS]: layer {layer}, {value:.4g}" in drawn.tips
+        assert f"first tokens: layer {layer}, {value:.4g}" in drawn.tips
     assert "channel 17 in layer 12, 1e, tokens" in drawn.tips
     # of both sets: lines of 4 points in three panels, of 3 in two; channels
     channels = sum(len(channels) for of in result.outlier_channels[0] for channels in of)

@@ -15,7 +15,6 @@ from stores import Made
 from bertvision.errors import InputError, ProvenanceError, StoreNotFoundError, UnknownNameError
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.store import ActivationStore
-from bertvision.pipelines.extraction.stored_tokens import pool_split
 
 LENGTHS = [9, 30, 17, 5, 40, 22, 13, 8, 31]
 EXAMPLES = 23
@@ -166,71 +165,3 @@ def test_splits_that_do_not_fit_together_are_refused_by_name(tmp_path: Path) -> 
         store.pooled("1e", "train", ["cls", "sep"])
     with pytest.raises(InputError, match="name at least one pooling"):
         store.pooled("1e", "train", [])
-
-
-# --- poolings of stored tokens
-
-
-POOLINGS: list[Any] = ["mean", "cls", "max", "sep"]
-
-
-@pytest.mark.parametrize("encoding", ["float32", "int8"])
-def test_poolings_of_stored_tokens_are_those_of_each_window_alone(
-    tmp_path: Path, encoding: str
-) -> None:
-    made = Made(LENGTHS, encoding=encoding)
-    split = made.write(tmp_path)
-    view = pool_split(split, POOLINGS, layers=[2, 0])
-    plan = split.plan
-    per_shard = tuple(len(plan.examples_of(shard)) for shard in range(plan.n_shards))
-    assert view.chunks == (per_shard, (4,), (2,), (16,))
-    assert view.dtype == np.float32
-    found = view.compute()
-    assert found.dtype == np.float32
-    for i in range(len(split)):
-        states = (made.of_stored(i) if encoding == "float32" else split[i].permute(0, 2, 1)).numpy()
-        states = states[:, [2, 0]].astype(np.float64)
-        expected = [states.mean(0), states[0], states.max(0), states[-1]]
-        atol = 1e-6 if encoding == "int8" else 0
-        np.testing.assert_allclose(found[i], expected, rtol=1e-7, atol=atol)
-
-
-def test_a_pooled_split_and_unknown_poolings_are_refused(tmp_path: Path) -> None:
-    split = Made(LENGTHS).write(tmp_path)
-    with pytest.raises(UnknownNameError, match="--pool 'median': choose cls, sep, mean"):
-        pool_split(split, ["median"])  # type: ignore[list-item]
-    with pytest.raises(InputError, match="name at least one, each once"):
-        pool_split(split, ["mean", "mean"])
-    with pytest.raises(InputError, match="1e/train-mean holds one vector per window, its mean"):
-        pool_split(pooled(tmp_path, "mean")[1], ["mean"])
-
-
-@pytest.mark.parametrize(("encoding", "error"), [("float32", 0.0), ("int8", 1e-2)])
-def test_poolings_of_stored_tokens_are_what_a_pooled_extraction_writes(
-    tiny_bert: Path, tmp_path: Path, encoding: str, error: float
-) -> None:
-    from sentence_space import sentence_space
-
-    from bertvision.pipelines.extraction.extract import extract
-
-    space = sentence_space(tiny_bert, tmp_path, 40)
-    for tokens, size in ((("all",), 512), (tuple(POOLINGS), 8)):
-        extract(
-            space,
-            "0e",
-            dataset="sentences",
-            tokens=tokens,
-            encoding=encoding,
-            precision="32",
-            shard_tokens=size,
-        )
-    store = ActivationStore.open(space.activations)
-    written = store.pooled("0e", "sentences-all", POOLINGS)
-    split = store["0e"]["sentences-all"]
-    assert split.plan.n_shards > 1
-    computed = pool_split(split, POOLINGS, layers=written.layer.values.tolist()).compute()
-    rows = np.argsort(split.plan.example_id)
-    there = written.hidden_states.values[np.argsort(written.example_id.values)]
-    for p, pooling in enumerate(POOLINGS):
-        difference = np.linalg.norm(computed[rows][:, p] - there[:, p])
-        assert difference <= error * np.linalg.norm(there[:, p]), pooling

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import shutil
 import signal
+import tempfile
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -243,3 +247,53 @@ def test_a_plan_says_which_source_to_take(
     assert alive.seconds == alive.encoder_seconds + alive.training_seconds
     assert (alive.bytes, costs.source) == (0, "auto")
     assert "Take --source auto: without a store the encoder goes over the data 5." in str(costs)
+
+
+def _hold(told: Connection) -> None:
+    """What a live run does with its folder, until it is killed."""
+    with live.temporary_folder() as folder:
+        (folder / "shard").write_bytes(b"x")
+        told.send(folder)
+        signal.pause()
+
+
+def test_the_folders_of_killed_runs_are_removed_by_the_next_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    fork = multiprocessing.get_context("fork")
+    here, there = fork.Pipe()
+    killed, alive = (fork.Process(target=_hold, args=(there,)) for _ in range(2))
+    killed.start()
+    left = here.recv()
+    alive.start()
+    kept = here.recv()
+    killed.kill()
+    killed.join()
+    mine = tmp_path / "bertvision-livestock"
+    link, linked, empty = (tmp_path / f"bertvision-live-{name}" for name in ("a", "b", "c"))
+    mine.mkdir()
+    (mine / "file").touch()
+    link.symlink_to(mine)
+    linked.mkdir()
+    (linked / "inside").symlink_to(mine)
+    empty.mkdir()  # its process may be about to lock it
+    assert left.is_dir()
+    with live.temporary_folder() as own:
+        assert {*tmp_path.iterdir()} == {own, kept, mine, link, empty}
+    assert (mine / "file").exists()
+    assert (kept / "shard").exists()
+    alive.terminate()
+    alive.join()
+
+
+def test_the_folders_of_other_users_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    other = tmp_path / "bertvision-live-other"
+    other.mkdir()
+    (other / "shard").touch()
+    monkeypatch.setattr(os, "getuid", lambda: os.stat(other).st_uid + 1)
+    with live.temporary_folder():
+        assert (other / "shard").exists()

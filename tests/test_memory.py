@@ -20,7 +20,6 @@ from bertvision.featurestore.format.plan import ShardPlan
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.writer import open_writer
 from bertvision.pipelines.analysis.isotropy import isotropy_of_arrays as isotropy
-from bertvision.pipelines.extraction.stored_tokens import pool_split
 from bertvision.pipelines.scheduler import ClusterError, compute, use_scheduler
 
 LIMIT = 640 << 20
@@ -107,8 +106,8 @@ def test_a_store_larger_than_the_memory_of_the_worker_is_analysed_within_it(
         norms = np.linalg.norm(states.numpy().astype(np.float64), axis=2).mean(axis=0)
         np.testing.assert_allclose(result.mean_norm[0, 0], norms, rtol=1e-9)
         with use_scheduler(address):
-            mean = compute(pool_split(split, ["mean"]).mean(axis=0, dtype=np.float64))
-        np.testing.assert_allclose(mean[0], states.double().mean(dim=0), atol=1e-6)
+            mean = compute(split.dask().mean(axis=0, dtype=np.float64))
+        np.testing.assert_allclose(mean, states.double().mean(dim=0), atol=1e-6)
         (peak,) = client.run(peak_bytes).values()
         assert SHARD_BYTES < peak < LIMIT
         with pytest.raises(ClusterError, match="too little memory"), use_scheduler(address):

@@ -12,6 +12,7 @@ import pytest
 import bertvision.pipelines.report as package
 from bertvision.pipelines.plotting import COLOURS
 from bertvision.pipelines.report.headline import _last_layer
+from bertvision.pipelines.report.listing import control, other_checkpoints
 from bertvision.pipelines.report.page import in_code
 from bertvision.pipelines.report.scores import learning_curve, softmax
 from bertvision.pipelines.report.section import Reading, Section, Table
@@ -72,6 +73,19 @@ def _results(*tags: str) -> Results:
 def test_heads_on_an_encoder_without_fine_tuning_are_controls() -> None:
     found = _results("untrained", "0e", "0.5e", "1e").full
     assert {r["trained_on"] for r in found} == {"0.5e", "1e"}
+
+
+def test_checkpoints_with_names_are_not_taken_for_the_encoder_before_fine_tuning(
+    workspace: Workspace,
+) -> None:
+    reading = Reading(workspace, _results("0e", "step1000", "1e"), [])
+    for section, tag in ((control, "0e"), (other_checkpoints, "step1000")):
+        made = section(reading)
+        assert made is not None
+        assert {r["trained_on"] for r in made.tables[0].rows if "trained_on" in r} == {tag}
+    none = Reading(workspace, _results("step1000", "1e"), [])
+    assert "on the pretrained encoder" in control(none).missing
+    assert other_checkpoints(Reading(workspace, _results("0e", "1e"), [])) is None
 
 
 def _curve(workspace: Workspace, *tags: str) -> Section:

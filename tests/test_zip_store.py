@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -22,7 +23,13 @@ from terminal import done, run
 from torch.utils.data import DataLoader, Dataset
 
 import bertvision
-from bertvision.errors import BertvisionError, CorruptStoreError, InputError, StoreNotFoundError
+from bertvision.errors import (
+    BertvisionError,
+    CorruptStoreError,
+    IncompleteSplitError,
+    InputError,
+    StoreNotFoundError,
+)
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.storage.opening import open_storage
 from bertvision.featurestore.storage.zipped import ZipStorage
@@ -107,11 +114,40 @@ def test_heads_are_trained_and_evaluated_from_a_zip(workspace: Workspace, tmp_pa
     shutil.rmtree(space.activations)
     bertvision.train("learned-pooling", checkpoint="1e", workspace=space.root, store=path)
     bertvision.evaluate("learned-pooling", workspace=space.root, store=path)
-    result = run(
-        "extract", "--checkpoint", "1e", "--pool", "cls", "-w", space.root, "--store", path
-    )
+
+
+@pytest.mark.parametrize("plan", [[], ["--dry-run"]])
+@pytest.mark.parametrize("there", [True, False])
+def test_an_extraction_into_a_zip_is_refused_before_anything_is_read(
+    workspace: Workspace, store: Path, plan: list[str], there: bool
+) -> None:
+    path = store if there else store.with_name("none.zip")
+    with mock.patch.object(Workspace, "dataset", side_effect=AssertionError):
+        result = run("extract", "--pool", "cls", "-w", workspace.root, "--store", path, *plan)
     assert result.exit_code == 2
     assert "is a zip, which is only read" in " ".join(result.stderr.split())
+    assert path.exists() == there
+
+
+def test_texts_are_not_generated_into_a_zip(store: Path) -> None:
+    """Before the decoder is looked for, of which there is none here."""
+    with pytest.raises(InputError, match="is a zip, which is only read"):
+        bertvision.generate("0e/p", model="no-decoder", data="none.jsonl", store=store)
+
+
+def test_what_finishes_a_split_is_not_done_in_a_zip(folder: Path, tmp_path: Path) -> None:
+    begun = shutil.copytree(folder, tmp_path / "begun")
+    (begun / "ledger" / "1e" / "train" / "00001.json").unlink()
+    with bertvision.ActivationStore.open(begun).writer("2e", "x", hidden_size=4, layers=[0]) as w:
+        w.add("a", np.zeros((3, 1, 4), np.float32))
+    split = bertvision.ActivationStore.open(zipped(tmp_path / "b.zip", members(begun)))["1e/train"]
+    for read in (
+        split.require_complete,
+        lambda: split.open_shard(1),
+        lambda: bertvision.ActivationStore.open(split.storage)["2e/x"],
+    ):
+        with pytest.raises(IncompleteSplitError, match="this store can only be read, so finish"):
+            read()
 
 
 @pytest.mark.parametrize(
@@ -135,7 +171,7 @@ def test_nothing_writes_to_a_zip(store: Path, write: Callable[[Any], Any]) -> No
 
 def test_no_zip_is_no_store(tmp_path: Path, folder: Path) -> None:
     for path in (tmp_path / "none.zip", folder / RECORD / "no.zip"):
-        with pytest.raises(StoreNotFoundError, match="there is no activation store at"):
+        with pytest.raises(StoreNotFoundError, match=f"there is no zip {path}: correct the path"):
             bertvision.ActivationStore.open(path)
     nested = zipped(tmp_path / "inner.zip", members(folder)).read_bytes()
     with pytest.raises(StoreNotFoundError):

@@ -97,6 +97,10 @@ class Encoding(NamedTuple):
         """The scale's type in torch."""
         return _torch_dtype(self.scale_dtype)
 
+    def matrix_bytes(self, layers: int, hidden: int) -> int:
+        """Bytes of the matrices of a transform, before their compression; 0 of other encodings."""
+        return 2 * 2 * layers * hidden**2 if self.transformed else 0
+
     def codes_size(self, hidden: int) -> int:
         """Length of the last axis of codes for so many channels.
 

@@ -42,6 +42,7 @@ from bertvision.featurestore.format.records import (
 )
 from bertvision.featurestore.storage.durable import SEAL, is_sealed, sealed
 from bertvision.featurestore.storage.storage import ABSENT, ChangedError, Storage
+from bertvision.featurestore.storage.zipped import ZipStorage
 
 LEDGER = "ledger"
 _KNOWN = FEATURES | {GROWING, MOVES, SHUFFLED, TOP_LOGITS}
@@ -80,6 +81,19 @@ class Ledger:
             return GROWING in begun.requires and begun.final is None
         return False
 
+    def remedy(self, usual: str) -> str:
+        """What finishes the split, as a part of a message.
+
+        Args:
+            usual: Remedy in a store that can be written to.
+        """
+        if self.storage.read_only is None:
+            return usual
+        return (
+            "this store can only be read, so finish the split in the one that it was made of, and "
+            "zip or copy that again"
+        )
+
     def read_split(self) -> SplitRecord:
         """The split's record.
 
@@ -115,10 +129,13 @@ class Ledger:
                 "know: install a newer one"
             )
         if GROWING in requires:
+            remedy = self.remedy(
+                "`store.writer(...)` with the same arguments resumes it, and its `finish()` makes "
+                "it readable"
+            )
             raise IncompleteSplitError(
                 f"{self.name} in {self.storage} is still being written, "
-                f"{counted(len(self.shards()), 'shard')} so far: `store.writer(...)` with the same "
-                "arguments resumes it, and its `finish()` makes it readable"
+                f"{counted(len(self.shards()), 'shard')} so far: {remedy}"
             )
         record = self._parse(SplitRecord, key, text)
         if (record.tag, record.split) != (self.tag, self.split):
@@ -306,6 +323,11 @@ def require_store(storage: Storage) -> Storage:
     """
     names = storage.names("")
     if LEDGER not in names:
+        if isinstance(storage, ZipStorage) and not storage.path.exists():
+            raise StoreNotFoundError(
+                f"there is no zip {storage}: correct the path, or zip the folder of a store with "
+                "`zip -0 -r activations.zip activations`"
+            )
         hint = "`bertvision extract` writes one, and `bertvision status` says where"
         if "activations" in names:
             hint = f"open the one in {storage}/activations"

@@ -215,6 +215,11 @@ class RemoteStorage(Storage):
         self._fs, self._root = _file_system(self._url)
         writable = _WRITABLE.get(self._url.partition("://")[0])
         self._objects = writable(self._fs) if writable else None
+        if self._objects is None:
+            self.read_only = (
+                "can only be read: a store is written to a local folder or to S3 "
+                "(s3://bucket/folder); copy it from there to where it shall be read"
+            )
         self._leases: list[Lease] = []
 
     def __str__(self) -> str:
@@ -325,11 +330,8 @@ class RemoteStorage(Storage):
 
     def _writable(self) -> Objects:
         """Writable file system, for the holder of every lock that this storage was asked for."""
-        if self._objects is None:
-            raise InputError(
-                f"{self._url} can only be read: a store is written to a local folder or to S3 "
-                "(s3://bucket/folder); copy it from there to where it shall be read"
-            )
+        self.require_writable()
+        assert self._objects is not None
         for lease in self._leases:
             lease.check()
         return self._objects

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from bertvision.errors import LockedError
+from bertvision.errors import InputError, LockedError
 from bertvision.featurestore.storage.durable import Buffers
 
 if TYPE_CHECKING:
@@ -78,9 +78,21 @@ class Storage(ABC):
 
     Attributes:
         distant: whether each read costs a round trip, so that it pays to say what comes.
+        read_only: why files can only be read, and what to do instead; None where they can be
+            written.
     """
 
     distant: bool = False
+    read_only: str | None = None
+
+    def require_writable(self) -> None:
+        """Make sure that files can be written.
+
+        Raises:
+            InputError: they can only be read.
+        """
+        if self.read_only is not None:
+            raise InputError(f"{self} {self.read_only}")
 
     @abstractmethod
     def read(self, key: str, most: int = SMALL_BYTES) -> bytes:

@@ -13,12 +13,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bertvision.errors import CorruptStoreError, InputError
 from bertvision.featurestore.storage.durable import Buffers
 from bertvision.featurestore.storage.local import LocalFile
-from bertvision.featurestore.storage.storage import SMALL_BYTES, OpenFile, Storage
+from bertvision.featurestore.storage.storage import ABSENT, SMALL_BYTES, OpenFile, Storage
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -53,6 +53,11 @@ class ZipStorage(Storage):
         path: Path of the zip, which is looked at when the first file is asked for.
     """
 
+    read_only = (
+        "is a zip, which is only read: name another folder (--store), or unpack the zip and name "
+        "what comes out"
+    )
+
     def __init__(self, path: Path) -> None:
         self.path = path
 
@@ -83,10 +88,12 @@ class ZipStorage(Storage):
         return bytes(content)
 
     def write(self, key: str, content: Buffers, only_if: str | None = None) -> str:  # noqa: D102
-        self._refuse()
+        self.require_writable()
+        return ABSENT
 
     def version(self, key: str) -> str:  # noqa: D102
-        self._refuse()
+        self.require_writable()
+        return ABSENT
 
     def size(self, key: str) -> int | None:  # noqa: D102
         member = self._index.files.get(_plain(key))
@@ -96,27 +103,21 @@ class ZipStorage(Storage):
         return sorted(self._index.folders.get(_plain(key), ()))
 
     def remove(self, key: str) -> None:  # noqa: D102
-        self._refuse()
+        self.require_writable()
 
     def sweep(self, key: str) -> None:  # noqa: D102
-        self._refuse()
+        self.require_writable()
 
     def open(self, key: str) -> OpenFile:  # noqa: D102
         return _MemberFile(self.path, self._member(key))
 
     @contextmanager
     def lock(self, key: str, what: str, wait: bool = False) -> Iterator[None]:  # noqa: D102
-        self._refuse()
+        self.require_writable()
         yield
 
     def free_bytes(self) -> int | None:  # noqa: D102
         return None
-
-    def _refuse(self) -> NoReturn:
-        raise InputError(
-            f"{self} is a zip, which is only read: name another folder (--store), or unpack the "
-            "zip and name what comes out"
-        )
 
     def _member(self, key: str) -> _Member:
         if (member := self._index.files.get(_plain(key))) is None:

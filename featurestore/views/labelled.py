@@ -25,7 +25,6 @@ from bertvision.featurestore.views.decoded import decoded_tokens
 
 Indices: TypeAlias = npt.NDArray[np.int64]
 Load: TypeAlias = Callable[[SplitReader], npt.NDArray[Any]]
-Sizes: TypeAlias = dict[str, int]
 
 
 def labelled(split: SplitReader) -> xr.Dataset:

@@ -1,6 +1,7 @@
 """Spread of vectors by their moments: variance, correlation, outlier channels.
 
-What `isotropy` gives back: how tokens and [CLS] spread in each layer of some snapshots.
+What `isotropy` gives back: how tokens, and the first of each window, spread in each layer of some
+snapshots.
 
 Isotropy of the hidden states of each layer: do vectors spread over all directions, or few?
 
@@ -180,7 +181,7 @@ _SHOWN = 8
 
 @dataclass(frozen=True, eq=False, repr=False)
 class IsotropyResult(AnalysisResult):
-    """Isotropy of each layer of snapshots, of all tokens and of [CLS].
+    """Isotropy of each layer of snapshots, of all tokens and of the first ones.
 
     Attributes:
         mean_cosine: (snapshots, sets, layers) mean cosine of all pairs of different vectors, exact.
@@ -206,7 +207,7 @@ class IsotropyResult(AnalysisResult):
         rounding: (snapshots, sets, layers) part of the variance that is rounding of the store's
             encoding; NaN where nothing varies.
         snapshots: names of the snapshots.
-        sets: Sets of vectors: ``tokens``, ``[CLS]``.
+        sets: Sets of vectors: ``tokens``, ``first tokens``, which are one of each window.
         name: Name of the snapshots, for titles.
         layers: layer numbers (0 = embedding output).
         n_vectors: (snapshots, sets) vectors that entered.
@@ -233,8 +234,8 @@ class IsotropyResult(AnalysisResult):
         "Rounding: part of the variance that is rounding of the store's encoding."
     )
     seen = (
-        "Panels over the layers, tokens beside [CLS]: cosine, correlation, isotropy, variance, "
-        "norm, outlier channels; a line for each snapshot."
+        "Panels over the layers, tokens beside first tokens: cosine, correlation, isotropy, "
+        "variance, norm, outlier channels; a line for each snapshot."
     )
 
     mean_cosine: OfLayers
@@ -468,7 +469,7 @@ def isotropy_of_arrays(
     layers: Sequence[int] | None = None,
     rounding: Mapping[str, Sequence[Rounding]] | None = None,
 ) -> IsotropyResult:
-    """Isotropy of every layer of snapshots, of their tokens and of [CLS].
+    """Isotropy of every layer of snapshots, of their tokens and of the first ones.
 
     Costs vectors · layers · hidden² operations in float64 and 4 times as many in the type of the
     activations for each snapshot and set, and two eigenvalue problems of hidden size for each
@@ -477,7 +478,8 @@ def isotropy_of_arrays(
     Args:
         snapshots: by name (token, layer, hidden) float32 activations, chunked along the tokens, all
             of the same layers.
-        first: Rows of [CLS] by snapshot, which are then measured apart too.
+        first: Rows of the first token of each window by snapshot, which are then measured apart
+            too.
         components: Number of first principal components to sum the explained variance over.
         outlier_sd: threshold of the outlier channels. Kovaleva et al. (2021) take 3 for the
             parameters of the output LayerNorm; Bondarenko et al. (2021) take 6 for activations.
@@ -486,8 +488,8 @@ def isotropy_of_arrays(
         scheduler: ``threads``, ``processes`` or ``tcp://host:port``; the result is the same.
         name: Name of their subject, for titles.
         layers: layer numbers; 0, 1, … by default.
-        rounding: By snapshot what the encoding adds to the variance of tokens, and of [CLS]; by
-            default nothing.
+        rounding: By snapshot what the encoding adds to the variance of tokens, and of first ones;
+            by default nothing.
 
     Raises:
         InputError: fewer than two vectors, or an option is out of range.
@@ -544,7 +546,7 @@ def isotropy_of_arrays(
         outlier_sd=outlier_sd,
         rounding=np.array(shares),
         snapshots=tuple(snapshots),
-        sets=("tokens", "[CLS]") if first else ("tokens",),
+        sets=("tokens", "first tokens") if first else ("tokens",),
         name=name,
         layers=tuple(range(x.shape[1]) if layers is None else layers),
         n_vectors=tuple(tuple(one.moments.n for one in sets) for sets in measured),
@@ -597,13 +599,13 @@ def isotropy(
 ) -> IsotropyResult:
     """Measure how hidden states spread in each layer.
 
-    All tokens and [CLS] alone are measured: mean cosine, spectrum, outlier channels. Of a split
-    that keeps some tokens of each example these are all there is.
+    All tokens, and the first of each window alone, are measured: mean cosine, spectrum, outlier
+    channels. Of a split that keeps some tokens of each example these are all there is.
 
     Examples:
         >>> import bertvision
         >>> spread = bertvision.isotropy("0.5e,1e", max_tokens=200)
-        >>> spread.mean_cosine.shape  # (snapshots, tokens and [CLS], layers)
+        >>> spread.mean_cosine.shape  # (snapshots, tokens and first tokens, layers)
         (2, 2, 3)
         >>> frame = spread.to_pandas()
         >>> len(frame), list(frame.columns)[:5]

@@ -103,7 +103,7 @@ def encoding_notes(kind: str, keeps: Keeps, splits: Iterable[ActivationSplit]) -
 
 
 _TOKENS = {
-    "first": "the first token of each window ([CLS])",
+    "first": "the first token of each window",
     "special": "special tokens",
     "ordinary": "ordinary tokens",
     "pooled": "its vectors",

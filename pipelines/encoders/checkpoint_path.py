@@ -1,10 +1,22 @@
-"""Whether a checkpoint can be where it is said to be; nothing heavy is imported to tell."""
+"""Where a checkpoint is said to be, and whether it can be there; nothing heavy is imported."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from bertvision.errors import InputError
+
+
+def parted_revision(source: str) -> tuple[str, str | None]:
+    """Part the name of a checkpoint: a folder, or a name on the hub, perhaps ``NAME@REVISION``.
+
+    Returns:
+        Folder or name on the hub, and the revision; None of a folder, and where none is given.
+    """
+    if Path(source).expanduser().is_dir():
+        return source, None
+    name, _, revision = source.partition("@")
+    return name, revision or None
 
 
 def check_path(name: str) -> None:

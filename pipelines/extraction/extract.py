@@ -98,7 +98,7 @@ def extract(
     told: set[tuple[str, str]] = set()
     for job, part in zip(jobs, parts([len(items[j.split]) for j in jobs], "split"), strict=True):
         with part:
-            extraction = SplitExtraction(workspace, data, items[job.split], job, loaded[job])
+            extraction = SplitExtraction(workspace, data, job, loaded[job])
             extracted = extraction.run(shards, mend)
         for written in extracted:
             done.append(written)

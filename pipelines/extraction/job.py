@@ -148,7 +148,7 @@ class Extracted(NamedTuple):
         seconds: wall time of this call, of which
         encoder_seconds: were spent computing: forward pass, or pooling of stored tokens, and
             encoding. Both are of all splits that were written together.
-        bytes: Size of all shards of the split.
+        bytes: Size of all shards of the split, and of a transform's matrices.
         pooled_from: the stored split, ``1e/train``, that was pooled, or None: the encoder was run.
         encoding_error: by kind of token, the largest error that the encoding leaves in a layer, and
             that of each (see `SplitReader.info`).

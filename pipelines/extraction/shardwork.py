@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
@@ -145,15 +146,38 @@ class ShardWork:
     ) -> None:
         """Raise the error of the first window that cannot be encoded, with its name."""
         split = self._writers[pooling].split
-        layers: Sequence[int | str] = split.layer_names or split.record.layers
-        which = "" if layers == (*range(len(layers)),) else f" (the kept layers are {layers})"
         lengths = self._source.kept(pooling, self._windows.n_kept[rows])
-        for row, part in zip(rows, hidden_states.split(lengths.tolist()), strict=True):
-            try:
-                self._encode(pooling, part)
-            except NonFiniteError as error:
-                where = f"{split.name}, shard {shard}, window {row} of the data"
-                raise NonFiniteError(f"{where}{which}: {error}") from None
+        raise_of_window(
+            partial(self._encode, pooling),
+            dict(zip(rows.tolist(), hidden_states.split(lengths.tolist()), strict=True)),
+            f"{split.name}, shard {shard}",
+            split.layer_names or split.record.layers,
+        )
+
+
+def raise_of_window(
+    encode: Callable[[Tensor], Encoded],
+    windows: Mapping[int, Tensor],
+    where: str,
+    layers: Sequence[int | str],
+) -> None:
+    """Raise the error of the first window that cannot be encoded, with its name.
+
+    Args:
+        encode: Encoder of hidden states (tokens, layers, hidden).
+        windows: Hidden states of windows, by their number in the data.
+        where: Name of the split, for the message.
+        layers: Layers that are kept.
+
+    Raises:
+        NonFiniteError: a window cannot be encoded.
+    """
+    which = "" if layers == (*range(len(layers)),) else f" (the kept layers are {layers})"
+    for window, hidden_states in windows.items():
+        try:
+            encode(hidden_states)
+        except NonFiniteError as error:
+            raise NonFiniteError(f"{where}, window {window} of the data{which}: {error}") from None
 
 
 class _ShardMemory:

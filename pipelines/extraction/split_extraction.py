@@ -26,6 +26,7 @@ from torch import Tensor
 from bertvision.errors import DiskSpaceError, NonFiniteError, WorkspaceError, counted
 from bertvision.featurestore.creation import SplitContents, SplitSpec
 from bertvision.featurestore.format.calibration import POOLED, Calibration, Calibrator
+from bertvision.featurestore.format.encoding import encode
 from bertvision.featurestore.format.layout import ENCODINGS, get_encoding
 from bertvision.featurestore.format.ledger import Ledger
 from bertvision.featurestore.format.records import ShardRecord
@@ -47,7 +48,7 @@ from bertvision.pipelines.extraction.contents import (
     token_ids_digest,
 )
 from bertvision.pipelines.extraction.job import Extracted, ExtractionJob, LoadedSource
-from bertvision.pipelines.extraction.shardwork import ShardWork
+from bertvision.pipelines.extraction.shardwork import ShardWork, raise_of_window
 from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.progress import progress
 from bertvision.pipelines.reading import StoredName
@@ -152,7 +153,6 @@ class SplitExtraction:
         self,
         workspace: Workspace,
         data: Dataset,
-        items: Sequence[Any],
         job: ExtractionJob,
         loaded: LoadedSource,
     ) -> None:
@@ -207,6 +207,8 @@ class SplitExtraction:
             if not begun:
                 self._say(sum(total.values()))
             self._check_space(sum(total[pooling] for pooling in fresh if fresh[pooling]))
+            if any(fresh.values()) and self.options.nonfinite == "error":
+                self._check_range()
             for pooling in self.specs:
                 again = (shards or ()) if mend else None
                 writers[pooling] = stack.enter_context(self.open_writer(pooling, again))
@@ -331,6 +333,27 @@ class SplitExtraction:
             self._say_encodings(pooling, calibration.compared)
         return dict(zip(self.source.tokens, calibrations, strict=True))
 
+    def _check_range(self) -> None:
+        """Refuse float16 for a sample with values beyond its range, before a split is made.
+
+        Raises:
+            NonFiniteError: it has some; the message names window, token and layer.
+        """
+        if self.options.encoding != "float16":
+            return
+        encoded = partial(encode, encoding=get_encoding("float16"))
+        rows = _sample(self.source, self.windows)
+        for batch in self.source.batches(self.windows.n_tokens[rows]):
+            states = self.source(self.windows, rows[batch])
+            for pooling, hidden_states in zip(self.source.tokens, states, strict=True):
+                lengths = self.source.kept(pooling, self.windows.n_kept[rows[batch]]).tolist()
+                raise_of_window(
+                    encoded,
+                    dict(zip(rows[batch].tolist(), hidden_states.split(lengths), strict=True)),
+                    f"{self.specs[pooling].tag}/{self.specs[pooling].split}",
+                    self.options.sites or self.specs[pooling].layers,
+                )
+
     def _say_encodings(self, pooling: TokenPooling, errors: Mapping[str, float]) -> None:
         """Say what a split takes in each encoding, and which error that leaves on the sample."""
         plan, spec = self.contents[pooling].plan, self.specs[pooling]
@@ -445,13 +468,12 @@ def calibrate(
         NonFiniteError: there is one, or no token is without; it names window, token and layer.
     """
     encoding_to_use = get_encoding(encoding)
-    most = CALIBRATION_WINDOWS["all" if "all" in encoder.tokens else "pooled"]
+    least = 0
     if encoding_to_use.transformed:
         kept = sum(int(encoder.kept(k, windows.n_kept).sum()) for k in encoder.tokens)
         each = max(1, kept / len(windows) / len(encoder.tokens))
-        most = max(most, math.ceil(TRANSFORM_TOKENS * hidden_size / each))
-    there = np.flatnonzero(windows.n_kept)
-    rows = there[np.linspace(0, len(there) - 1, min(most, len(there))).astype(np.int64)]
+        least = math.ceil(TRANSFORM_TOKENS * hidden_size / each)
+    rows = _sample(encoder, windows, least)
     calibrators = {
         pooling: Calibrator(encoding_to_use, _kinds(pooling, windows, rows, special))
         for pooling in encoder.tokens
@@ -473,6 +495,13 @@ def calibrate(
             "snapshot, or extract with precision 32"
         )
     return [calibrator.result() for calibrator in calibrators.values()]
+
+
+def _sample(encoder: HiddenStateSource, windows: Windows, least: int = 0) -> npt.NDArray[np.int64]:
+    """Rows of `CALIBRATION_WINDOWS`, or ``least``, evenly spread over those that keep a token."""
+    most = max(least, CALIBRATION_WINDOWS["all" if "all" in encoder.tokens else "pooled"])
+    there = np.flatnonzero(windows.n_kept)
+    return there[np.linspace(0, len(there) - 1, min(most, len(there))).astype(np.int64)]
 
 
 def _kinds(

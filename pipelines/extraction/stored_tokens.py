@@ -1,6 +1,4 @@
-"""Poolings by Dask of tokens that are stored: what `extract --pool` writes, without the encoder.
-
-Whether the encoder is run for a pooling, or tokens that are stored are pooled.
+"""Poolings of tokens that are stored: what `extract --pool` writes, without the encoder.
 
 **What may be pooled.** Tokens in float32 are what the encoder gave, so that every pooling of them
 is what a pooled extraction writes, to the last bit. Of tokens in a lossy encoding only the mean is
@@ -36,7 +34,6 @@ from bertvision.errors import (
 )
 from bertvision.featurestore.format.encoding import decode_numpy
 from bertvision.featurestore.format.records import first_difference
-from bertvision.featurestore.lazy import SplitSource, decoded_layers, map_shards
 from bertvision.featurestore.split import ActivationSplit
 from bertvision.pipelines.encoders.kept_states import (
     KeptStates,
@@ -60,9 +57,6 @@ from bertvision.pipelines.extraction.pooled_split import PooledSplit
 from bertvision.pipelines.poolings import (
     SpecialEnds,
     TokenPooling,
-    check_pooling,
-    column_of,
-    pool_numpy,
 )
 from bertvision.pipelines.reading import StoredName
 from bertvision.pipelines.tasks.windows import Windows, special_ends
@@ -71,7 +65,7 @@ from bertvision.pipelines.workspace.snapshots import load_snapshot_tokenizer
 from bertvision.pipelines.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
-    import dask.array as da
+    pass
 
 
 _THREADS = min(4, cpu_count() or 1)
@@ -229,69 +223,6 @@ def pooled_layers(
     pooler = has_pooler(workspace.require_snapshot(job.tag))
     depth = workspace.config.model.num_hidden_layers
     return kept_layers(job.options.layers, depth, pooler=pooler, tokens=pooling)
-
-
-def pool_split(
-    split: ActivationSplit, poolings: Sequence[TokenPooling], layers: Sequence[int] | None = None
-) -> da.Array:
-    """Poolings of the windows of a split that holds all tokens.
-
-    Equal to the pooled extraction of the same snapshot but for the error of the split's encoding;
-    the examples are in the split's own stored order (``split.plan.example_id``).
-
-    Args:
-        split: a complete split of all tokens.
-        poolings: Names of poolings, in the order of the axis. Of an encoder whose windows
-            do not begin or end with a special token, cls or sep is a token like any other (see
-            `encoders.kept_states.check_poolings`).
-        layers: indices of hidden states, or all.
-
-    Returns:
-        Lazy float32 (example, pooling, layer, hidden), one task per shard.
-
-    Raises:
-        UnknownNameError: there is no such pooling.
-        InputError: no pooling, one twice, or the split is pooled already.
-        IncompleteSplitError: shards are not committed yet.
-    """
-    for pooling in map(check_pooling, poolings):
-        if pooling in ("first", "last") or column_of(pooling):
-            raise InputError(
-                f"pooling {pooling!r} depends on the tokenizer: make it with `bertvision extract "
-                f"--pool {pooling}`, which pools stored tokens too, and read that split"
-            )
-    if not poolings or len(set(poolings)) < len(poolings):
-        raise InputError(f"poolings {list(poolings)}: name at least one, each once")
-    tokens = split.record.provenance.get("tokens", "all")
-    if tokens != "all":
-        raise InputError(
-            f"{split.name} holds one vector per window, its {tokens} pooling: take the split of "
-            "all tokens, or read this one as it is"
-        )
-    if not {"cls", "sep"}.isdisjoint(poolings):  # which may not be among the stored tokens
-        split.require_all_tokens()
-    positions = tuple(split.layer_positions(layers))
-    sizes = tuple(len(split.plan.examples_of(shard)) for shard in range(split.plan.n_shards))
-    tail = (len(poolings), len(positions))
-    return map_shards(split, _pool_shard, positions, tuple(poolings), chunks=(sizes,), tail=tail)
-
-
-def _pool_shard(
-    shard: npt.NDArray[np.int64],
-    source: SplitSource,
-    positions: tuple[int, ...],
-    poolings: tuple[TokenPooling, ...],
-) -> npt.NDArray[np.float32]:
-    """(examples of the shard, poolings, layers, hidden)."""
-    split, number = source.open(), int(shard[0])
-    examples = split.plan.examples_of(number)
-    lengths = split.plan.n_tokens[examples.start : examples.stop]
-    shape = (len(examples), len(poolings), len(positions), split.record.hidden_size)
-    pooled = np.empty(shape, np.float32)
-    for i, states in enumerate(decoded_layers(split, number, positions)):
-        for p, pooling in enumerate(poolings):
-            pooled[:, p, i] = pool_numpy(states, lengths, pooling)
-    return pooled
 
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from bertvision.errors import InputError, WorkspaceError
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.storage.lock import exclusive
 from bertvision.featurestore.writing.origin import tokenizer_digest
-from bertvision.pipelines.encoders.checkpoint_path import check_path
+from bertvision.pipelines.encoders.checkpoint_path import check_path, parted_revision
 from bertvision.pipelines.encoders.loading import PretrainedEncoder, dimensions, load_tokenizer
 from bertvision.pipelines.encoders.output_layer import choose_output
 from bertvision.pipelines.encoders.trainer_state import checkpoint_folders, trainer_state
@@ -76,16 +76,13 @@ def _parted(name: str) -> list[tuple[SnapshotTag, str]]:
                 "or 3e, and of another a word such as step1000; the encoder that fine-tuning began "
                 "with is named by --model"
             )
+        check_path(parted_revision(place)[0])
         folder = Path(place).expanduser()
-        if folder.is_dir():
-            check_path(place)
-            return [(tag, str(folder.resolve()))]
-        check_path(place.partition("@")[0])
-        return [(tag, place)]
+        return [(tag, str(folder.resolve()) if folder.is_dir() else place)]
     folder = Path(name).expanduser()
     if not folder.is_dir():
-        place_on_hub, at, revision = name.partition("@")
-        if at and SnapshotTag.is_valid(revision):
+        place_on_hub, revision = parted_revision(name)
+        if revision and SnapshotTag.is_valid(revision):
             check_path(place_on_hub)
             return [(SnapshotTag(revision), name)]
         if colon and Path(place).expanduser().is_dir():
@@ -190,19 +187,17 @@ def _planned(
         if (place / FILE).exists():
             raise
         tags = tuple(sources)
-        name = options.model or _model_of(sources[tags[0]])
+        name, named = (options.model, None) if options.model else parted_revision(sources[tags[0]])
+        revision = named or options.revision
         if without_task(sources, options):
-            plain = planned_workspace(root, name, options.revision)
-            return _with_sources(plain, AdoptedConfig(sources=dict(sources)))
-        asked = replace(
-            asked,
-            model=name,
-            save_at=tags,
-            epochs=max(1.0, tags[-1].fraction),
-        )
-        config = new_config(asked, adopted=True)
-        adopted = AdoptedConfig(sources=dict(sources), classes=classes)
-        return Workspace(place, config.model_copy(update={"adopted": adopted}))
+            workspace = planned_workspace(root, name, revision)
+        else:
+            epochs = max(1.0, tags[-1].fraction)
+            asked = replace(asked, model=name, revision=revision, save_at=tags, epochs=epochs)
+            workspace = Workspace(place, new_config(asked, adopted=True))
+        if named:  # instead of its commit, so that the checkpoint is found among the sources
+            workspace = _with_model(workspace, name, named)
+        return _with_sources(workspace, AdoptedConfig(sources=dict(sources), classes=classes))
     before = workspace.config.adopted
     learns = find_task(workspace.config.task.name).learns
     if before is None and not learns:
@@ -230,15 +225,19 @@ def _planned(
                 f"others: name another tag for {source}, such as {source}:"
                 + (f"{tag}_other" if tag.is_named else SnapshotTag.of(tag.fraction + 1))
             )
-    model = workspace.config.model
-    for tag, source in sources.items():
-        if before.sources.get(tag) == model.name_or_path:  # the first of them, perhaps moved
-            model = model.model_copy(update={"name_or_path": source})
+    first = before.tag_of(workspace.config.model)
+    if first and first in sources and sources[first] != before.sources[first]:  # it moved
+        workspace = _with_model(workspace, *parted_revision(sources[first]))
     together = before.sources | {str(tag): source for tag, source in sources.items()}
     tags = tuple(sorted(map(SnapshotTag, together)))
     adopted = before.model_copy(update={"sources": {tag: together[tag] for tag in tags}})
-    workspace = replace(workspace, config=workspace.config.model_copy(update={"model": model}))
     return _with_sources(workspace, adopted)
+
+
+def _with_model(workspace: Workspace, name: str, revision: str | None) -> Workspace:
+    """A workspace whose encoder, with the same weights, has another place."""
+    model = workspace.config.model.model_copy(update={"name_or_path": name, "revision": revision})
+    return replace(workspace, config=workspace.config.model_copy(update={"model": model}))
 
 
 def without_task(sources: Mapping[SnapshotTag, str], options: DataOptions) -> bool:
@@ -254,9 +253,9 @@ def without_task(sources: Mapping[SnapshotTag, str], options: DataOptions) -> bo
 
 def _with_sources(workspace: Workspace, adopted: AdoptedConfig) -> Workspace:
     """A workspace with adopted checkpoints, and ``0e`` where it had that and it is none of them."""
-    config, places = workspace.config, adopted.sources.values()
+    config = workspace.config
     first = [t for t in config.finetune.tags if t.is_pretrained]
-    if config.model.name_or_path in places:
+    if adopted.tag_of(config.model):
         first = []
     tags = tuple(sorted([*first, *map(SnapshotTag, adopted.sources)]))
     finetuning = config.finetune.model_copy(
@@ -264,11 +263,6 @@ def _with_sources(workspace: Workspace, adopted: AdoptedConfig) -> Workspace:
     )
     config = config.model_copy(update={"finetune": finetuning, "adopted": adopted})
     return replace(workspace, config=config)
-
-
-def _model_of(source: str) -> str:
-    """The folder or name on the hub of a checkpoint, without its revision."""
-    return source if Path(source).is_dir() else source.partition("@")[0]
 
 
 def _moved(workspace: Workspace, tag: SnapshotTag, source: str) -> bool:

@@ -202,7 +202,6 @@ def predict_logits(
     padding: int,
     precision: Precision,
     desc: str | None,
-    tokens_per_batch: int | None = None,
     where: torch.device | None = None,
 ) -> tuple[dict[str, Float32Array], float]:
     """Run BERT over windows, sorted by length so that hardly any padding is computed.
@@ -214,7 +213,6 @@ def predict_logits(
         padding: vocabulary index of the padding token.
         precision: arithmetic of the forward pass.
         desc: name of the progress bar; None shows none.
-        tokens_per_batch: tokens of a batch, padding included (one window at least); None chooses.
         where: device; None is this machine's accelerator.
 
     Returns:
@@ -223,7 +221,7 @@ def predict_logits(
         seconds.
     """
     where = where or device()
-    budget = tokens_per_batch or (8_192 if where.type == "cpu" else 65_536)
+    budget = 8_192 if where.type == "cpu" else 65_536  # tokens of a batch, padding included
     model.to(where).eval()  # type: ignore[arg-type]
     first_token, token_types = windows.first_token, takes_token_types(model)
     logits: dict[str, dict[int, Float32Array]] = {}

@@ -37,7 +37,6 @@ from bertvision.pipelines.foreign.sample import (
 
 STATES, LENGTHS, IDS, KEYS = "hidden_states.npy", "lengths.npy", "input_ids.npy", "keys.json"
 """Files of a folder that has one array of all tokens."""
-RAW_DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
 class NumpyArray(Source):

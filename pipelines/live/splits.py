@@ -7,15 +7,19 @@ while the first epoch runs (``auto``), or are computed anew in each epoch (``liv
 
 from __future__ import annotations
 
+import fcntl
 import logging
+import os
+import shutil
 import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Self
 
 import numpy as np
@@ -53,6 +57,9 @@ from bertvision.pipelines.workspace.reproduce import stored_options
 from bertvision.pipelines.workspace.workspace import Workspace
 
 log = logging.getLogger(__name__)
+
+_PREFIX = "bertvision-live-"
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 def needed_bytes(plan: ShardPlan, spec: SplitSpec | SplitRecord, missing: float = 1.0) -> int:
@@ -205,8 +212,7 @@ class Splits:
             when = "as heads need it, and not stored"
             if self._source.name == "auto":
                 when += f", since {size(needed)} are needed to store it, and {size(free or 0)} free"
-            folder = tempfile.TemporaryDirectory(prefix="bertvision-live-")
-            extraction.storage = open_storage(self._stack.enter_context(folder))
+            extraction.storage = open_storage(self._stack.enter_context(temporary_folder()))
         writer = self._stack.enter_context(extraction.open_writer(tokens))
         log.info("%s/%s is computed %s", tag, name, when)
         work = ShardWork({tokens: writer}, extraction.windows, extraction.source, options.nonfinite)
@@ -225,8 +231,7 @@ class Splits:
         encoder = replace(job.options, splits=None)
         if job.pooled_from is not None or encoder not in self._loaded:
             self._loaded[encoder] = load_sources(workspace, [job])[job]
-        items = data.items(job.split)
-        return SplitExtraction(workspace, data, items, job, self._loaded[encoder])
+        return SplitExtraction(workspace, data, job, self._loaded[encoder])
 
     def _compute(
         self, work: ShardWork, tokens: TokenPooling, cost: ExtractionCost | None, shard: int
@@ -239,6 +244,37 @@ class Splits:
             if cost is not None:
                 cost.seconds = (cost.seconds or 0.0) + time.perf_counter() - started
                 cost.note(written.record, work.seconds)
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder for shards that are not kept; those of processes that were killed are removed.
+
+    The operating system releases the folder's lock when its process dies.
+    """
+    for leftover in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        _remove_leftover(leftover)
+    with tempfile.TemporaryDirectory(prefix=_PREFIX) as folder:
+        descriptor = os.open(folder, _FOLDER)
+        try:
+            with suppress(OSError):  # a file system without locks, on which none is removed either
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield Path(folder)
+        finally:
+            os.close(descriptor)
+
+
+def _remove_leftover(folder: Path) -> None:
+    """Remove such a folder of this user, unless a process holds its lock, or is about to."""
+    with suppress(OSError):
+        descriptor = os.open(folder, _FOLDER)
+        try:
+            # whatever is in it was written under its lock
+            if os.fstat(descriptor).st_uid == os.getuid() and os.listdir(descriptor):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder)
+        finally:
+            os.close(descriptor)
 
 
 def _remove_empty(ledger: Ledger) -> None:

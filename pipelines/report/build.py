@@ -12,6 +12,7 @@ from typing import NamedTuple
 from bertvision.errors import UnknownNameError, WorkspaceError, did_you_mean
 from bertvision.pipelines import analysis
 from bertvision.pipelines.finetuning import latency_record
+from bertvision.pipelines.reading import StoredName
 from bertvision.pipelines.repeats.folder import require_seeds
 from bertvision.pipelines.report import analyses, probing
 from bertvision.pipelines.report.analyses import (
@@ -27,6 +28,7 @@ from bertvision.pipelines.report.listing import (
     all_results,
     control,
     ensembles,
+    other_checkpoints,
     other_task,
     sources,
     waiting_section,
@@ -84,6 +86,7 @@ SECTIONS: tuple[Maker, ...] = (
     compression_section,
     ensembles,
     control,
+    other_checkpoints,
     other_task,
     error_analysis,
     all_results,
@@ -91,6 +94,19 @@ SECTIONS: tuple[Maker, ...] = (
     waiting_section,
 )
 """The sections of a report in order; those that need scores are left out where there are none."""
+_OF_SPLIT: tuple[Maker, ...] = (
+    learning_curve,
+    cross_checkpoint,
+    data_fractions,
+    ensembles,
+    control,
+    other_checkpoints,
+    other_task,
+    error_analysis,
+    all_results,
+    sources,
+)
+"""The sections that are of scores alone, of any split."""
 _FILES = (*probing.FILES, *analyses.FILES, latency_record.FILES)
 
 
@@ -110,15 +126,20 @@ class Contents(NamedTuple):
 
 
 def read_contents(
-    workspace: Workspace, *, intervals: bool = True, compared: Compared | None = None
+    workspace: Workspace,
+    *,
+    split: str = "dev",
+    intervals: bool = True,
+    compared: Compared | None = None,
 ) -> Contents:
-    """Read everything that was scored on dev, and probes.
+    """Read everything that was scored on a split, and with dev probes and all else.
 
     What is damaged, or of other weights than there are now, is left out with what follows from it,
     and named.
 
     Args:
         workspace: Workspace with results.
+        split: Split that was scored.
         intervals: Whether scores get theirs, which every answer is read and drawn for.
         compared: Methods that get a section of their own.
 
@@ -126,14 +147,22 @@ def read_contents(
         WorkspaceError: there are no results, or a file that many results need is damaged.
     """
     left_out: list[str] = []
-    results = with_marks(read_rows(workspace, left_out=left_out))
+    results = with_marks(read_rows(workspace, split, left_out))
+    if split != "dev" and not results.runs:
+        raise WorkspaceError(
+            left_out[0]
+            if left_out
+            else f"{workspace.root} has no results on {split}: `bertvision evaluate HEAD --split "
+            f"{split}` scores a head there"
+        )
     if intervals:
         scored = [results.bert, results.quantised, results.heads, results.ensembles, results.others]
-        add_intervals(workspace, [row for rows in scored for row in rows], left_out)
+        rows = [row for rows in scored for row in rows]
+        add_intervals(workspace, rows, left_out, split=split)
     reading = Reading(workspace, results, left_out, compared and methods_section(compared))
     made = {
         make: section
-        for make in SECTIONS
+        for make in (SECTIONS if split == "dev" else _OF_SPLIT)
         if (results.runs or make in _ALWAYS) and (section := make(reading)) is not None
     }
     measured = [section for make, section in made.items() if make in _MEASURED]
@@ -221,23 +250,28 @@ def write_methods(folders: Sequence[str], out: Path) -> Report:
     return write_page(target, Page(*top, sections, files, len(files), left_out))
 
 
-def read_tables(workspace: Workspace, *, intervals: bool = True) -> dict[str, Table]:
+def read_tables(
+    workspace: Workspace, *, split: str = "dev", intervals: bool = True
+) -> dict[str, Table]:
     """The tables that a report has, by name; what they leave out is logged.
 
     Args:
         workspace: Workspace with results.
-        intervals: See `read_contents`.
+        split: See `read_contents`, likewise ``intervals``.
+        intervals: Whether scores get theirs.
 
     Raises:
         WorkspaceError: there are no results, or a file that many results need is damaged.
     """
-    contents = read_contents(workspace, intervals=intervals)
+    contents = read_contents(workspace, split=split, intervals=intervals)
     for message in contents.left_out:
         log.warning("left out: %s", message)
     return {table.name: table for section in contents.sections for table in section.tables}
 
 
-def find_table(workspace: Workspace, name: str, others: Sequence[Workspace] = ()) -> Table:
+def find_table(
+    workspace: Workspace, name: str, others: Sequence[Workspace] = (), split: str = "dev"
+) -> Table:
     """A table of the report, of one workspace or of several below each other.
 
     Rows of several workspaces say which one they are of, and of which data, by its digest: never
@@ -247,22 +281,26 @@ def find_table(workspace: Workspace, name: str, others: Sequence[Workspace] = ()
         workspace: The first workspace.
         name: Name of the table.
         others: The other workspaces.
+        split: Split that was scored.
 
     Raises:
         UnknownNameError: a workspace has no such table.
         WorkspaceError: there are no results, or a file that many results need is damaged.
     """
     spaces = (workspace, *others)
-    tables = [_find(space, name) for space in spaces]
+    tables = [_find(space, name, split) for space in spaces]
     if not others:
         return tables[0]
     return beside(
-        [(space.root, _data(space), table) for space, table in zip(spaces, tables, strict=True)]
+        [
+            (space.root, _data(space, split), table)
+            for space, table in zip(spaces, tables, strict=True)
+        ]
     )
 
 
-def _find(workspace: Workspace, name: str) -> Table:
-    tables = read_tables(workspace)
+def _find(workspace: Workspace, name: str, split: str) -> Table:
+    tables = read_tables(workspace, split=split)
     if name not in tables:
         names = ", ".join(tables)
         raise UnknownNameError(
@@ -271,8 +309,9 @@ def _find(workspace: Workspace, name: str) -> Table:
     return tables[name]
 
 
-def _data(workspace: Workspace) -> str:
+def _data(workspace: Workspace, split: str) -> str:
     """The task that was scored, and the first digits of the digest of the data."""
-    split = workspace.config.data.get("dev")
-    task = workspace.config.task.name
-    return f"{task} {split.sha256[:12]}" if split else task
+    name = StoredName.parse(split)
+    data = workspace.dataset(name.dataset)
+    scored = data.data.get(name.split)
+    return f"{data.config.name} {scored.sha256[:12]}" if scored else data.config.name

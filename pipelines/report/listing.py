@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from bertvision.errors import StoreError
+from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.pipelines.records import leaving_out
 from bertvision.pipelines.report.section import (
     BERT,
@@ -78,7 +82,7 @@ def ensembles(reading: Reading) -> Section:
 def control(reading: Reading) -> Section:
     """Heads on activations of the pretrained encoder."""
     ident, title, results = "control", "Control: before fine-tuning", reading.results
-    rows = [r for r in results.heads if is_control(r)]
+    rows = [r for r in results.heads if is_control(r) and not _is_named(r)]
     if not rows:
         missing = (
             "No head was trained on the pretrained encoder: `bertvision extract "
@@ -92,9 +96,33 @@ def control(reading: Reading) -> Section:
     if results.baseline is not None:
         name = floor_of(results)
         lead += f" {name[0].upper()}{name[1:]} scores {results.baseline:.1f}."
-    table = Table(
-        "control",
-        "Heads on activations before fine-tuning",
+    table = _controls(ident, "Heads on activations before fine-tuning", rows, results)
+    return Section(ident, title, lead, tables=[table])
+
+
+def other_checkpoints(reading: Reading) -> Section | None:
+    """Heads on activations of checkpoints with words as tags, such as those of pretraining."""
+    ident, results = "checkpoints", reading.results
+    rows = [r for r in results.heads if _is_named(r)]
+    if not rows:
+        return None
+    lead = (
+        "Heads on the activations of other checkpoints of the model, each under its own name, such "
+        "as those of pretraining. None of them was fine-tuned on the task."
+    )
+    table = _controls(ident, "Heads on activations of other checkpoints", rows, results)
+    return Section(ident, "Other checkpoints", lead, tables=[table])
+
+
+def _is_named(row: Mapping[str, Any]) -> bool:
+    return SnapshotTag(row["trained_on"]).is_named
+
+
+def _controls(ident: str, caption: str, rows: Sequence[dict[str, Any]], results: Results) -> Table:
+    """Table of heads on activations of encoders that were not fine-tuned."""
+    return Table(
+        ident,
+        caption,
         [
             *columns("text", name="head", trained_on="trained on"),
             Column("fraction", "part", digits=2),
@@ -108,7 +136,6 @@ def control(reading: Reading) -> Section:
         trace=True,
         basis=basis(results, rows),
     )
-    return Section(ident, title, lead, tables=[table])
 
 
 def other_task(reading: Reading) -> Section | None:
@@ -158,7 +185,7 @@ def all_results(reading: Reading) -> Section:
     keys = [column.key for column in shown]
     table = Table(
         "results",
-        "All results on dev, in per cent",
+        f"All results on {results.split}, in per cent",
         shown,
         [
             *(r | {"pair": heading(r)} for r in ordered),

@@ -90,15 +90,14 @@ class Column:
         return f" ({low:.{self.digits}f}{'–' if low >= 0 else ' to '}{high:.{self.digits}f})"
 
 
-def columns(kind: Kind = "number", /, *, decimals: int = 1, **labels: str) -> list[Column]:
+def columns(kind: Kind = "number", /, **labels: str) -> list[Column]:
     """Columns of one kind.
 
     Args:
         kind: Kind of the values.
-        decimals: Decimals of numbers.
         **labels: Headers by the keys of the values.
     """
-    return [Column(key, label, kind, digits=decimals) for key, label in labels.items()]
+    return [Column(key, label, kind) for key, label in labels.items()]
 
 
 def table_of(

@@ -271,6 +271,8 @@ class Results(NamedTuple):
     """Name of the items: ``questions``, or ``items`` of other tasks."""
     quantised: Sequence[Row] = ()
     """BERT with 8-bit linear layers, a row for each snapshot."""
+    split: str = "dev"
+    """Split that was scored."""
 
     @property
     def trivial(self) -> list[Row]:
@@ -302,7 +304,7 @@ class Results(NamedTuple):
 
 
 def is_control(row: Mapping[str, Any]) -> bool:
-    """Whether a head was trained on activations of ``0e`` or ``untrained``, not fine-tuned."""
+    """Whether a head was trained on activations of a snapshot that was not fine-tuned."""
     return bool(SnapshotTag(row["trained_on"]).fraction <= 0)
 
 
@@ -351,6 +353,7 @@ def read_rows(
         questions=int(first["total"]) if "total" in first else None,
         items=load_task(task).words[1],
         quantised=[r for r in rows if r["system"] == "quantised"],
+        split=split,
     )
 
 

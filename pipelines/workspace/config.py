@@ -42,7 +42,8 @@ class ModelConfig(Settings):
     name_or_path: str
     """Hub name, or the absolute path of a local folder."""
     revision: str | None = None
-    """Commit on the hub; None for a local folder."""
+    """Commit on the hub, or the revision that an adopted checkpoint was named with; None for a
+    local folder."""
     weights_sha256: str
     """Digest of the pretrained weights' bytes."""
     hidden_size: int
@@ -212,6 +213,12 @@ class AdoptedConfig(Settings):
     classes: tuple[str, ...] = ()
     """Classes of the checkpoints in the order of their outputs, where their configuration does not
     name them."""
+
+    def tag_of(self, model: ModelConfig) -> SnapshotTag | None:
+        """Tag of the checkpoint that is a workspace's encoder too; None where that is another."""
+        names = model.name_or_path, f"{model.name_or_path}@{model.revision}"
+        tags = (SnapshotTag(tag) for tag, source in self.sources.items() if source in names)
+        return next(tags, None)
 
 
 _LATER = {

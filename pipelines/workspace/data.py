@@ -22,6 +22,7 @@ from bertvision.pipelines.tasks.registry import (
 )
 from bertvision.pipelines.tasks.sentences.rows import FORMS, Columns, check_columns
 from bertvision.pipelines.workspace.records import (
+    dataset_name,
     is_added,
     read_dataset_record,
     record_path,
@@ -67,8 +68,11 @@ def check_data(
     name_task(task)
     if space and not (data or task == space.config.task.name or find_task(task).hub):
         read_dataset_record(space.root, path_name(task))  # which says that it was not added
-    if data is not None and Path(data).expanduser().is_file():
-        _check_file(task, data, columns)
+    if data is not None:
+        place = Path(data).expanduser()
+        dataset_name(task, str(place.resolve()))  # which refuses what can be none
+        if place.is_file():
+            _check_file(task, data, columns)
     return space
 
 
@@ -230,14 +234,14 @@ def planned_data(
             ``skip_bad``.
 
     Raises:
-        WorkspaceError: there is no workspace, or the data are not what it was made with.
+        WorkspaceError: there is no workspace.
         InputError: there is no such model or task, the data cannot be read, or items fit no window
             and are not to be skipped.
         UnknownNameError: the data set was not added, and it is not said where it is.
     """
     check_data(workspace, model, task, data)
     from bertvision.pipelines.workspace.creation import planned_workspace
-    from bertvision.pipelines.workspace.dataset import check_own, planned_dataset
+    from bertvision.pipelines.workspace.dataset import is_own, planned_dataset
     from bertvision.pipelines.workspace.snapshots import workspace_tokenizer
 
     space = planned_workspace(workspace, model, weights=weights)
@@ -250,8 +254,8 @@ def planned_data(
     source = data or find_task(name_task(task)).hub
     if source is None:
         return space, space.dataset(task)  # which says that it was not added
-    if task == space.config.task.name and task not in NAMED_BY_FILE:
-        check_own(space.dataset(), source)
+    own = space.config.task.name
+    if task == own and task not in NAMED_BY_FILE and is_own(space.dataset(), source):
         return space, space.dataset()
     tokenizer = partial(workspace_tokenizer, space)
-    return space, planned_dataset(space.root, task, source, tokenizer=tokenizer, **settings)
+    return space, planned_dataset(space.root, task, source, own, tokenizer=tokenizer, **settings)

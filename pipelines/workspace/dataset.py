@@ -334,6 +334,7 @@ def planned_dataset(
     root: Path,
     task: str,
     source: str,
+    own: str | None = None,
     *,
     tokenizer: Callable[[], Any] | None = None,
     **settings: Any,
@@ -344,6 +345,7 @@ def planned_dataset(
         root: Root of the workspace.
         task: name of its task, which also names the data set, or the file does (`dataset_name`).
         source: path of a file or folder, or a name on the hub.
+        own: As in `dataset_name`.
         tokenizer: loads that of the encoder, by which items that no window holds are found in a
             data set that is new; None does not look for them.
         **settings: fields of `TaskConfig`: columns, ``max_length``, ``windows``, ``date``; without
@@ -357,7 +359,7 @@ def planned_dataset(
     entry, kind = find_task(name_task(task)), load_task(task)
     local = Path(source).expanduser()
     source = str(local.resolve()) if local.exists() else source
-    name = dataset_name(task, source)
+    name = dataset_name(task, source, own)
     there = record_path(root, name).is_file()
     given: dict[str, Any] = {"max_length": entry.max_length, "name": task}
     if there:
@@ -396,24 +398,20 @@ def planned_dataset(
     return record
 
 
-def check_own(own: Dataset, source: str) -> None:
-    """Make sure that a source is what the workspace's own data were read from.
+def is_own(own: Dataset, source: str) -> bool:
+    """Whether the workspace's own data were read from a source, or from a copy of it.
 
     Raises:
-        WorkspaceError: it is not.
         InputError: it cannot be read.
     """
     local = Path(source).expanduser()
     source = str(local.resolve()) if local.exists() else source
-    for split, recorded in own.data.items():
-        data = own.task.read(source, source_split(split, own.config), own.config)
-        if data.sha256 != recorded.sha256:
-            raise WorkspaceError(
-                f"--data {source} is not what this workspace was fine-tuned on: its own data of "
-                f"{own.config.name}, split {split}, are {recorded.source} (sha256 "
-                f"{recorded.sha256[:12]}…, here {data.sha256[:12]}…): leave --data out to use "
-                "them, or look at the other data in another --workspace"
-            )
+    offered = own.task.splits(source)
+    digests = {source_split(split, own.config): x.sha256 for split, x in own.data.items()}
+    shared = [split for split in digests if split in offered]
+    return bool(shared) and all(
+        own.task.read(source, split, own.config).sha256 == digests[split] for split in shared
+    )
 
 
 def _told(dataset: Dataset) -> dict[str, object]:

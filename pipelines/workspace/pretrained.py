@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from bertvision.errors import InputError, UnknownNameError, WorkspaceError
 from bertvision.featurestore.format.names import SnapshotTag
 from bertvision.featurestore.storage.lock import exclusive
+from bertvision.pipelines.encoders.checkpoint_path import parted_revision
 from bertvision.pipelines.encoders.loading import (
     PretrainedEncoder,
     dimensions,
@@ -37,7 +38,7 @@ from bertvision.pipelines.tasks.task import load_task
 from bertvision.pipelines.tasks.windows import special_ends
 from bertvision.pipelines.variants.registry import load_variants
 from bertvision.pipelines.variants.variant import begin, whole
-from bertvision.pipelines.workspace.config import AdoptedConfig, WorkspaceConfig
+from bertvision.pipelines.workspace.config import WorkspaceConfig
 from bertvision.pipelines.workspace.records import is_snapshot, read_snapshot_info
 from bertvision.pipelines.workspace.selection import check_unlearned
 from bertvision.pipelines.workspace.snapshots import (
@@ -103,10 +104,7 @@ def find_adopted(source: str) -> PretrainedEncoder:
     Raises:
         InputError: as of `find_pretrained`.
     """
-    if Path(source).expanduser().is_dir():
-        return find_pretrained(source)
-    name, _, revision = source.partition("@")
-    return find_pretrained(name, revision or None)
+    return find_pretrained(*parted_revision(source))
 
 
 def checkpoint_for(model: str, revision: str | None, task: TaskConfig) -> PretrainedEncoder:
@@ -235,7 +233,7 @@ def ensure_snapshot(workspace: Workspace, tag: str) -> Path:
     made_here = source is not None or tag.is_untrained or tag.is_pretrained or tag.is_mean
     if is_snapshot(folder) or not made_here:
         return workspace.require_snapshot(tag)
-    if adopted and tag.is_pretrained and workspace.config.model.name_or_path in _places(adopted):
+    if adopted and tag.is_pretrained and adopted.tag_of(workspace.config.model):
         raise UnknownNameError(
             f"{workspace.root} has no snapshot {tag}: from which encoder those of others were "
             "fine-tuned is not known; adopt them into another --workspace and name it with --model"
@@ -251,10 +249,6 @@ def ensure_snapshot(workspace: Workspace, tag: str) -> Path:
             else:
                 _make(workspace, tag, folder)
     return folder
-
-
-def _places(adopted: AdoptedConfig) -> set[str]:
-    return set(adopted.sources.values())
 
 
 def adopted_output(

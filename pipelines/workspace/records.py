@@ -353,18 +353,25 @@ def read_dataset_record(root: Path, name: str) -> DatasetRecord:
     return read_record(path, DatasetRecord, again, "delete it and name the data with --data again")
 
 
-def dataset_name(task: str, source: str) -> str:
+def dataset_name(task: str, source: str, own: str | None = None) -> str:
     """The name of a data set: its task's, or of a file of one's own the file's.
 
     A file that is named like a task is no data set of that task: of ``mr.csv`` it is ``csv_mr``.
+    Data of the workspace's own task are named by both: ``sst2_reviews``.
+
+    Args:
+        task: Task of the data.
+        source: Place of the data.
+        own: Task of the workspace's own data, where these are others.
 
     Raises:
         InputError: the file's name cannot be one.
     """
-    if task not in NAMED_BY_FILE:
+    if task not in NAMED_BY_FILE and task != own:
         return path_name(task)
     name = re.sub(r"[^a-z0-9]+", "_", Path(source).name.lower().split(".")[0]).strip("_")
-    name = f"{task}_{name}" if name in TASKS else name
+    if name in TASKS or task not in NAMED_BY_FILE:
+        name = f"{path_name(task)}_{name}"
     if not name or name in _RESERVED or len(name) > 40:
         raise InputError(
             f"{source}: a data set is named by its file, and {name!r} cannot be one's name: rename "
