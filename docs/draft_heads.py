@@ -168,6 +168,7 @@ class Drafter:
         self.written = [
             Written(ids, split[i][..., 0], int((generated[at : at + len(ids)] == 0).sum()))
             for i, (ids, at) in enumerate(zip(ids_of(split), first, strict=True))
+            if int(generated[at : at + len(ids)].sum()) > DRAFTED  # a token, and a draft behind it
         ]
 
     def run(self, source: str, seed: int) -> Row:
@@ -245,13 +246,21 @@ class Drafter:
 
 
 def scores(texts: Sequence[Written], drafts: Sequence[Tensor]) -> Row:
-    """Accepted tokens of a draft, the mean of each text, and how often as many are accepted."""
+    """Accepted tokens of a draft, the mean of each text, and how often as many are accepted.
+
+    Drafts count where decoding with them makes one: behind the token that the last pass gave beside
+    the accepted ones. A mean over all tokens would count easy stretches, which are skipped.
+    """
     accepted = []
     for text, drafted in zip(texts, drafts, strict=True):
-        # behind the last token of the prompt, and each that was generated but for the last ones
-        roots = torch.arange(text.prompt - 2, len(text.ids) - 1 - DRAFTED)
+        # from the first token that was generated on, but for the last ones
+        roots = torch.arange(text.prompt - 1, len(text.ids) - 1 - DRAFTED)
         truth = text.ids[roots[:, None] + 2 + torch.arange(DRAFTED)]
-        accepted.append((drafted[roots] == truth).cumprod(dim=1))
+        right, made, at = (drafted[roots] == truth).cumprod(dim=1), [], 0
+        while at < len(roots):
+            made.append(at)
+            at += int(right[at].sum()) + 1
+        accepted.append(right[made])
     reached = torch.cat(accepted).double().mean(dim=0)
     means = [float(own.sum(dim=1).double().mean()) for own in accepted]
     return {"accepted": means, "reached": reached.tolist()}

@@ -425,7 +425,7 @@ def store_place(workspace: StrPath | None, store: StrPath | None) -> str:
     Raises:
         WorkspaceError: neither is there.
     """
-    if (place := text_of(store)) is not None:
+    if place := text_of(store):
         return place
     try:
         return str(find_workspace(workspace).activations)

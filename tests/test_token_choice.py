@@ -177,6 +177,8 @@ def test_held_out_tokens_take_the_moments_of_training(
     assert fitted.transform is not None
     torch.testing.assert_close(vectors, fitted.transform(plain), atol=1e-4, rtol=1e-4)
     assert given.transform is not None
+    if given.transform.scale is not None:
+        assert torch.equal(given.scale_factors, given.transform.scale)
     torch.testing.assert_close(given.transform.inverse(vectors), plain, atol=1e-3, rtol=1e-3)
     with pytest.raises(InputError, match=r"is of \(layers, hidden\) = \(2, 16\).*of \(1, 16\)"):
         split.tokens(1, transform=fitted.transform)
@@ -186,7 +188,7 @@ def test_held_out_tokens_take_the_moments_of_training(
 
 
 def test_transforms_that_cannot_be_are_refused(split: ActivationSplit, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="give 'center' or 'whiten'"):
+    with pytest.raises(InputError, match="give 'center', 'whiten' or a TokenTransform"):
         split.tokens(1, transform="pca")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="leave scaled out"):
         split.tokens(1, transform="whiten", scaled=True)

@@ -269,15 +269,19 @@ class TokenStream:
     @cached_property
     def _factors(self) -> Tensor | None:
         """(layers,) float32 that vectors are multiplied by."""
-        return self.scale_factors if self._scaled else self._own_scale
+        return self.scale_factors if self._scaled or self._own_scale is not None else None
 
     @cached_property
     def scale_factors(self) -> Tensor:
         """(layers,) float32 by which vectors have the mean norm sqrt(hidden) (see `mean_norms`).
 
+        They are those of the given transform, where it has a scale.
+
         Raises:
             InputError: the mean norm of a layer is 0, or not finite.
         """
+        if self._own_scale is not None:
+            return self._own_scale
         center = None if self._transform is None else self._transform.mean
         norms = mean_norms(self.split, self._positions, self._kept, center)
         return norms.reciprocal().mul(math.sqrt(self.split.record.hidden_size)).float()

@@ -84,7 +84,10 @@ class TokenTransform:
             CorruptStoreError: what is stored is damaged.
         """
         if name not in ("center", "whiten"):
-            raise InputError(f"transform is {name!r}: give 'center' or 'whiten', or leave it out")
+            raise InputError(
+                f"transform is {name!r}: give 'center', 'whiten' or a TokenTransform "
+                "(TokenTransform.load reads a file), or leave it out"
+            )
         hidden, whitens = split.record.hidden_size, name == "whiten"
         shards = sample_shards(selection)
         tokens = int(selection.counts[shards].sum())
