@@ -85,14 +85,20 @@ def write(name: str, rows: Iterable[Mapping[str, Any]], basis: str = "") -> None
     (TABLES / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")
 
 
-def write_texts(source: Path, every: int, target: Path, words: int | None = None) -> None:
-    """Every so many contexts of a file of SQuAD, or their first words, as JSON lines."""
+def write_texts(source: Path, every: int, target: Path, words: int | None = None) -> list[str]:
+    """Every so many contexts of a file of SQuAD, or their first words, as JSON lines.
+
+    Returns:
+        The title of each text's article.
+    """
     articles = json.loads(gzip.decompress(source.read_bytes()))["data"]
-    texts = [part["context"] for article in articles for part in article["paragraphs"]][::every]
+    parts = [(part["context"], own["title"]) for own in articles for part in own["paragraphs"]]
+    texts, titles = zip(*parts[::every], strict=True)
     if words is not None:
-        texts = [" ".join(text.split()[:words]) for text in texts]
+        texts = tuple(" ".join(text.split()[:words]) for text in texts)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return list(titles)
 
 
 def states(workspace: Path) -> tuple[Tensor, Tensor]:

@@ -56,7 +56,7 @@ def main(model: Path, data: Path, folder: Path) -> None:
     """Extract, generate, train, measure, and write the table."""
     torch.set_num_threads(1)
     write_texts(data / "squad" / "train.json.gz", 2, folder / "texts" / "train.jsonl")
-    write_texts(data / "squad" / "dev.json.gz", 3, folder / "prompts.jsonl", WORDS)
+    titles = write_texts(data / "squad" / "dev.json.gz", 3, folder / "prompts.jsonl", WORDS)
     splits = make_stores(model, folder)
     decoder = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     drafter = Drafter(decoder.requires_grad_(False), splits)
@@ -65,7 +65,7 @@ def main(model: Path, data: Path, folder: Path) -> None:
         path = folder / "runs" / f"{source}-{seed}.json"
         if not path.is_file():
             path.write_text(json.dumps(drafter.run(source, seed)), encoding="utf-8")
-    write_table(folder, drafter)
+    write_table(folder, drafter, titles)
 
 
 def make_stores(model: Path, folder: Path) -> dict[str, bertvision.ActivationSplit]:
@@ -108,6 +108,8 @@ class Written(NamedTuple):
     """(seq, hidden) last states."""
     prompt: int
     """Tokens of the prompt."""
+    number: int
+    """Place of the prompt in its file."""
 
 
 class Head(nn.Module):
@@ -163,12 +165,13 @@ class Drafter:
         self._known = torch.tensor(sorted(token for token, _ in counts.most_common(VOCABULARY)))
         self._output = decoder.get_output_embeddings().weight[self._known].clone()
         split = splits["drafts"]
-        first = split.plan.first_token.tolist()
-        generated = split.array("generated")
+        texts, generated = ids_of(split), split.array("generated")
+        counts_of = np.add.reduceat(generated.astype(int), split.plan.first_token).tolist()
+        numbers = split.array("prompt").tolist()
         self.written = [
-            Written(ids, split[i][..., 0], int((generated[at : at + len(ids)] == 0).sum()))
-            for i, (ids, at) in enumerate(zip(ids_of(split), first, strict=True))
-            if int(generated[at : at + len(ids)].sum()) > DRAFTED  # a token, and a draft behind it
+            Written(ids, split[i][..., 0], len(ids) - written, number)
+            for i, (ids, written, number) in enumerate(zip(texts, counts_of, numbers, strict=True))
+            if written > DRAFTED  # a token, and a draft behind it
         ]
 
     def run(self, source: str, seed: int) -> Row:
@@ -293,9 +296,16 @@ def followers(text: Written, texts: Sequence[Tensor]) -> Tensor:
     return torch.tensor(drafts[1:]).T
 
 
-def write_table(folder: Path, drafter: Drafter) -> None:
-    """Write a row for each source of states, and for drafts without a head."""
+def write_table(folder: Path, drafter: Drafter, titles: Sequence[str]) -> None:
+    """Write a row for each source of states, and for drafts without a head.
+
+    Args:
+        folder: Folder of the runs.
+        drafter: Drafter that made them.
+        titles: Title of each prompt's article: intervals are over seeds and articles.
+    """
     rows, first = list[Row](), None
+    articles = [titles[text.number] for text in drafter.written]
     frequent = partial(followers, texts=drafter.texts)
     without: dict[str, Callable[[Written], Tensor]]
     without = {"no head: copied from the text": copied, "no head: most frequent follower": frequent}
@@ -311,7 +321,7 @@ def write_table(folder: Path, drafter: Drafter) -> None:
         sides = {"tokens": np.full_like(own, -1), "less": first}  # a pass gives one more
         for name, side in sides.items():
             if side is not None:
-                gap = paired_runs(own, side)
+                gap = paired_runs(own, side, clusters=articles)
                 row |= {name: gap.difference, f"{name}_low": gap.low, f"{name}_high": gap.high}
         first = own if first is None else first
         reached = np.mean([run["reached"] for run in runs], axis=0)
@@ -326,8 +336,9 @@ def write_table(folder: Path, drafter: Drafter) -> None:
     texts = drafter.written
     written = sum(len(text.ids) - text.prompt for text in texts)
     basis = (
-        f"{len(texts)} held-out prompts, {written:,} tokens that the decoder wrote; heads of "
-        f"{SEEDS} seeds, each trained on {sum(map(len, drafter.texts)):,} tokens, {EPOCHS} times."
+        f"{len(texts)} held-out prompts of {len(set(articles))} articles, {written:,} "
+        f"tokens that the decoder wrote; heads of {SEEDS} seeds, each trained on "
+        f"{sum(map(len, drafter.texts)):,} tokens, {EPOCHS} times."
     )
     write("draft_heads", rows, basis)
 

@@ -264,7 +264,13 @@ class TokenStream:
     @cached_property
     def transform(self) -> TokenTransform | None:
         """The transform of the vectors, with their scale, or None; its ``inverse`` undoes both."""
-        return self._transform and replace(self._transform, scale=self._factors)
+        if self._transform is not None:
+            return replace(self._transform, scale=self._factors)
+        if self._factors is None:
+            return None
+        return TokenTransform(
+            torch.zeros(len(self._positions), self.split.record.hidden_size), scale=self._factors
+        )
 
     @cached_property
     def _factors(self) -> Tensor | None:
