@@ -207,7 +207,8 @@ class SplitExtraction:
             if not begun:
                 self._say(sum(total.values()))
             self._check_space(sum(total[pooling] for pooling in fresh if fresh[pooling]))
-            if any(fresh.values()) and self.options.nonfinite == "error":
+            refusing = self.options.encoding == "float16" and self.options.nonfinite == "error"
+            if refusing and any(fresh.values()):
                 self._check_range()
             for pooling in self.specs:
                 again = (shards or ()) if mend else None
@@ -339,8 +340,6 @@ class SplitExtraction:
         Raises:
             NonFiniteError: it has some; the message names window, token and layer.
         """
-        if self.options.encoding != "float16":
-            return
         encoded = partial(encode, encoding=get_encoding("float16"))
         rows = _sample(self.source, self.windows)
         for batch in self.source.batches(self.windows.n_tokens[rows]):

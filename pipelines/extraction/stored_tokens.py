@@ -17,7 +17,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import cpu_count
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -63,10 +62,6 @@ from bertvision.pipelines.tasks.windows import Windows, special_ends
 from bertvision.pipelines.workspace.records import read_snapshot_info
 from bertvision.pipelines.workspace.snapshots import load_snapshot_tokenizer
 from bertvision.pipelines.workspace.workspace import Workspace
-
-if TYPE_CHECKING:
-    pass
-
 
 _THREADS = min(4, cpu_count() or 1)
 """Stored shards that are pooled at once: each takes the memory of its codes."""
