@@ -20,7 +20,6 @@ from bertvision.errors import InputError, ProvenanceError
 from bertvision.featurestore.format.keeping import Keep
 from bertvision.pipelines.analysis.sides import joined_rows
 from bertvision.pipelines.extraction.extract import repair
-from bertvision.pipelines.extraction.stored_tokens import pool_split
 from bertvision.pipelines.workspace.reproduce import extraction_command
 from bertvision.pipelines.workspace.workspace import Workspace
 
@@ -129,13 +128,11 @@ def test_what_needs_all_tokens_refuses_some_of_them_by_name(space: Workspace) ->
     own: dict[str, Any] = {"store": space.root / "own", "workspace": space.root}
     for use in (
         lambda: split.rounding_variance(first=True),
-        lambda: pool_split(split, ["cls"]),
         lambda: bertvision.context("0e", split="dev", **own),
         lambda: bertvision.view("0e/dev", head="learned-pooling", **own),
     ):
         with pytest.raises(InputError, match="0e/dev keeps some tokens of each example"):
             use()
-    assert pool_split(split, ["mean"]).shape == (1, 1, 2, 8)
 
 
 def test_analyses_that_pool_over_tokens_take_the_kept_ones(space: Workspace) -> None:
