@@ -40,8 +40,8 @@ import bertvision
 from bertvision.pipelines.uncertainty import paired_runs
 
 WHOLE, ENCODED, CODED = "float32", ("bfloat16", "int8", "int4"), "transform:0.115"
-SOURCES, SEEDS = (WHOLE, *ENCODED, CODED, "live"), 3
-LENGTH, EPOCHS, BATCH, RATE, CLASSES = 128, 2, 4, 1e-3, 0.1
+SOURCES, SEEDS = ("live", *ENCODED, CODED), 3
+LENGTH, EPOCHS, BATCH, RATE, CLASSES = 128, 3, 4, 2e-3, 0.1
 """Tokens of a text at most, passes over them, texts of a batch, the learning rate, and the weight
 of the cross-entropy beside the regression."""
 WORDS, WRITTEN = 32, 32

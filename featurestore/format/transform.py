@@ -357,17 +357,23 @@ def fit(moments: LayerMoments, stats: ChannelStats, sample: Tensor, error: float
     counts = np.zeros((kernels.CLASSES, kernels.SYMBOLS), np.int64)
     decoded: _Decoded | None = None
     for layer in range(layers):
+        # a transform of the layer alone, as each trial makes one
+        one = {
+            name: array if name == "symbol_frequency" else array[layer : layer + 1]
+            for name, array in arrays.items()
+        }
+        begun = Transform(one)
+        values = begun.standardised(sample[:, layer], 0)
+        prediction = begun.predicted(decoded, 0).expand_as(values)
         low, high = error / 2, error * 12
         for search in range(_SEARCHES + 1):
             step = (low * high) ** 0.5
-            arrays["step"][layer] = step
+            one["step"][0] = step
             wide = kernels.ONE_STEP + 2 * np.log2(variances[layer]) - 4 * np.log2(step)
-            arrays["axis_class"][layer] = np.round(wide).astype(np.int64)
-            transform = Transform(arrays)
-            values = transform.standardised(sample[:, layer], layer)
-            prediction = transform.predicted(decoded, layer).expand_as(values)
-            coded = transform.encode(values - prediction, layer)
-            restored = transform.restored(prediction, coded.coefficients, layer)
+            one["axis_class"][0] = np.round(wide).astype(np.int64)
+            transform = Transform(one)
+            coded = transform.encode(values - prediction, 0)
+            restored = transform.restored(prediction, coded.coefficients, 0)
             if search < _SEARCHES:
                 if float((restored - values).square().mean().sqrt()) > error:
                     high = step
