@@ -255,18 +255,20 @@ class SplitReader(StoredSplit):
     def _remedy(self) -> str:
         """What finishes the split."""
         origin = self.record.provenance
-        command = f"bertvision extract --checkpoint {self.tag} --split {self.split}"
-        command += "" if self.keep is None else f" --keep {self.keep}"
-        command += "" if self.record.top is None else f" --logits {self.record.top}"
         if self.record.is_shuffled:
             source, seed = origin.get("shuffled_from"), origin.get("shuffle_seed")
-            command = f"bertvision store shuffle {source} {self.split} --seed {seed}"
-        elif "data_sha256" not in origin:  # an extraction names its data
+            remedy = f"run `bertvision store shuffle {source} {self.split} --seed {seed}` again"
+        elif "data_sha256" in origin:  # an extraction names its data
+            remedy = (
+                "run the `bertvision extract` that began it again, as `bertvision status` of its "
+                "workspace spells it out,"
+            )
+        else:
             return self.ledger.remedy(
                 "no command wrote it from data of a workspace, so remove it with "
                 f"`bertvision store rm {self.name}`, and store its examples again"
             )
-        return self.ledger.remedy(f"run `{command}` again to finish it")
+        return self.ledger.remedy(f"{remedy} to finish it")
 
     def open_shard(self, shard: int, *, any_order: bool = False) -> ShardReader:
         """Open a committed shard.

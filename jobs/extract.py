@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from bertvision.jobs.show import Rows, Values
 from bertvision.pipelines.declare import (
@@ -174,6 +174,7 @@ def _extract(
     from bertvision.pipelines.workspace.pretrained import ensure_snapshot
 
     tags = tags_or_only(space, tags)
+    _check_layers(options, space)
     for tag in tags:
         ensure_snapshot(space, tag)  # of all, before hours are spent on the first
     done: list[Extracted] = []
@@ -202,13 +203,20 @@ def check_names(
     if there is None:
         return
     check_snapshots(there, tags or ())
-    depth = there.config.model.num_hidden_layers
-    kept_layers(options.layers, depth, pooler=True, tokens="cls")  # at most: others have less
-    check_patterns(options.sites or (), depth)
+    _check_layers(options, there)
     if data in (None, there.config.task.name):
         names = map(StoredName.parse, options.splits or ())
         for named in (name for name in names if name.dataset is None):
             check_split(named.split, there.config.data, None)
+
+
+def _check_layers(options: ExtractOptions, space: Workspace) -> None:
+    """Check layers and sites by the number of layers; a snapshot may have less, as no pooler."""
+    model = space.config.model
+    pooler = model.pooling == "cls"
+    tokens: Literal["cls", "all"] = "cls" if pooler else "all"
+    kept_layers(options.layers, model.num_hidden_layers, pooler=pooler, tokens=tokens)
+    check_patterns(options.sites or (), model.num_hidden_layers)
 
 
 def extracted_table(splits: Sequence[Values]) -> str:

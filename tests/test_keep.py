@@ -79,7 +79,9 @@ def test_kept_tokens_are_those_of_a_whole_extraction(space: Workspace, keep: str
     assert split.to_xarray().position.values.tolist() == offsets
     assert sum(len(b.vectors) for b in split.tokens(shuffle=False)) == split.record.tokens
     assert split.verify() == []
-    assert f"--keep {keep}" in extraction_command(split, "all")
+    command = extraction_command(split, "all")
+    assert " --split all " in command
+    assert f"--keep {keep}" in command
 
 
 def test_a_kept_split_is_resumed_and_repaired_by_its_own_rule(space: Workspace) -> None:

@@ -171,8 +171,15 @@ def test_nothing_writes_to_a_zip(store: Path, write: Callable[[Any], Any]) -> No
 
 def test_no_zip_is_no_store(tmp_path: Path, folder: Path) -> None:
     for path in (tmp_path / "none.zip", folder / RECORD / "no.zip"):
-        with pytest.raises(StoreNotFoundError, match=f"there is no zip {path}: correct the path"):
+        with pytest.raises(
+            StoreNotFoundError, match=f"in the zip {path}, which is not there.*: correct the path"
+        ):
             bertvision.ActivationStore.open(path)
+    above = {f"gemma/activations/{name}": content for name, content in members(folder).items()}
+    with pytest.raises(
+        StoreNotFoundError, match="holds activations: .* from the folder that it is in"
+    ):
+        bertvision.ActivationStore.open(zipped(tmp_path / "above.zip", above))
     nested = zipped(tmp_path / "inner.zip", members(folder)).read_bytes()
     with pytest.raises(StoreNotFoundError):
         bertvision.ActivationStore.open(zipped(tmp_path / "outer.zip", {"inner.zip": nested}))

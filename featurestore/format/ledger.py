@@ -323,10 +323,14 @@ def require_store(storage: Storage) -> Storage:
     """
     names = storage.names("")
     if LEDGER not in names:
-        if isinstance(storage, ZipStorage) and not storage.path.exists():
+        if isinstance(storage, ZipStorage):
+            there = (
+                f"holds {', '.join(sorted(names)[:4])}" if names else "is not there, or is empty"
+            )
             raise StoreNotFoundError(
-                f"there is no zip {storage}: correct the path, or zip the folder of a store with "
-                "`zip -0 -r activations.zip activations`"
+                f"there is no activation store in the zip {storage}, which {there}: correct the "
+                "path, or zip a store from the folder that it is in, such as `zip -0 -r "
+                "activations.zip activations`"
             )
         hint = "`bertvision extract` writes one, and `bertvision status` says where"
         if "activations" in names:

@@ -321,7 +321,10 @@ def find_tokens(
         split = open_tokens(workspace, job, pooling)
     except (StoreNotFoundError, UnknownNameError):
         return None
-    except (CorruptStoreError, IncompleteSplitError, ProvenanceError) as error:
+    except IncompleteSplitError:
+        log.info("the encoder is run: the stored split of all tokens is not complete")
+        return None
+    except (CorruptStoreError, ProvenanceError) as error:
         log.info("the encoder is run: %s", error)
         return None
     record, asked = split.record, job.options.encoding

@@ -144,13 +144,15 @@ def option_words(options: Options, *always: str) -> list[str]:
     for field in fields(options):
         value, (_, option) = getattr(options, field.name), declared(type(options))[field.name]
         if option.help and (field.name in always or value != field.default):
-            words += [flag(field.name, option)] + ([] if value is True else [_text(value)])
+            words += [flag(field.name, option)]
+            if field.name == "tokens" and value == ("all",):
+                words += ["none"]  # of the poolings
+            else:
+                words += [] if value is True else [_text(value)]
     return words
 
 
 def _text(value: Any) -> str:
-    if value == ("all",):
-        return "none"  # of the poolings
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     if isinstance(value, float):
