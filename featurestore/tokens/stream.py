@@ -232,7 +232,8 @@ class TokenStream:
         self._loaded = False
 
     def __repr__(self) -> str:
-        order = f"mixed over {counted(self._buffer, 'shard')}, seed {self._seed}"
+        mixed = min(self._buffer, int(np.count_nonzero(self._kept.counts)))
+        order = f"mixed over {counted(mixed, 'shard')}, seed {self._seed}"
         return (
             f"<TokenStream {self.split.name}: {self._kept.counts.sum():,} tokens, "
             f"{counted(self._cuts.batch_size, 'token')} a batch, next is batch {self.batches}>\n"

@@ -35,7 +35,7 @@ _FLOOR = 1e-5
 the tokens do not vary, or hardly, are not blown up."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class TokenTransform:
     """Vectors less their mean and, whitened, with the identity as their covariance.
 
@@ -61,6 +61,12 @@ class TokenTransform:
     matrix: Tensor | None = None
     back: Tensor | None = None
     scale: Tensor | None = None
+
+    def __repr__(self) -> str:
+        layers, hidden = self.mean.shape
+        does = "whitens" if self.matrix is not None else "centres"
+        scaled = "" if self.scale is None else f", scaled by {self.scale.tolist()}"
+        return f"<TokenTransform: {does} (tokens, {layers}, {hidden}){scaled}>"
 
     @classmethod
     def of(

@@ -36,9 +36,8 @@ def check_split(split: str, splits: Collection[str], dataset: str | None) -> Non
     """
     if split not in splits:
         what = "the workspace's own data" if dataset is None else dataset
-        raise UnknownNameError(
-            f"{split!r} is no split of {what}: there are {', '.join(splits) or 'none'}"
-        )
+        known = f"it has {', '.join(splits)}" if splits else "it has none"
+        raise UnknownNameError(f"{split!r} is no split of {what}: {known}")
 
 
 def source_split(split: str, task: TaskConfig) -> str:
