@@ -35,7 +35,7 @@ ERRORS: dict[str, tuple[list[Any], str]] = {
     "several for one": (["train", "x", "--checkpoint", "0.5,1"], "name one snapshot"),
     "split to extract": (
         ["extract", "--checkpoint", "1e", "--split", "tset", *EXTRACT],
-        "'tset' is no split .* there are train, tune, dev",
+        "'tset' is no split .* it has train, tune, dev",
     ),
     "other precision": (
         ["extract", "--checkpoint", "1e", "--precision", "bf16"],

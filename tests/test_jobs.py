@@ -221,7 +221,7 @@ MISTAKES = {
     "bertvision.evaluate('learned-pooling', trained_on=1, checkpoint=9)": "no activations of 9e",
     "bertvision.evaluate('learned-pooling', precision='16')": "--precision '16': choose",
     "bertvision.extract('9e')": "no snapshot 9e: made are 0.5e, 1e",
-    "bertvision.extract('1e', split='tset')": "'tset' is no split .* there are train, tune, dev",
+    "bertvision.extract('1e', split='tset')": "'tset' is no split .* it has train, tune, dev",
     "bertvision.extract('1e', pool='top')": "--pool 'top': choose cls",
     "bertvision.extract('1e', encoding='int7')": "unknown encoding 'int7': choose one of int8",
     "bertvision.extract(task='colla')": "did you mean cola",
