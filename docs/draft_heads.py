@@ -113,7 +113,9 @@ class Written(NamedTuple):
 
 
 class Head(nn.Module):
-    """A layer such as the decoder's, which gives the next state.
+    """A layer such as the decoder's, and its final norm, which give the next state.
+
+    The layer begins with random weights, the norm with the decoder's.
 
     Args:
         decoder: Stack of the decoder's layers.
