@@ -272,7 +272,7 @@ def scores(texts: Sequence[Written], drafts: Sequence[Tensor]) -> Row:
 
 
 def copied(text: Written) -> Tensor:
-    """What followed when the last two tokens, or else the last one, stood in the text before."""
+    """The tokens that followed the last two, or else the last one, earlier in the text."""
     ids, drafts = text.ids.tolist(), []
     for end in range(2, len(ids) + 1):
         places = (

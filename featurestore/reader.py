@@ -253,7 +253,7 @@ class SplitReader(StoredSplit):
 
     @property
     def _remedy(self) -> str:
-        """What finishes the split."""
+        """Remedy of a split that is not finished."""
         origin = self.record.provenance
         if self.record.is_shuffled:
             source, seed = origin.get("shuffled_from"), origin.get("shuffle_seed")

@@ -250,7 +250,7 @@ def test_a_plan_says_which_source_to_take(
 
 
 def _hold(told: Connection) -> None:
-    """What a live run does with its folder, until it is killed."""
+    """Use a folder as a live run does, until it is killed."""
     with live.temporary_folder() as folder:
         (folder / "shard").write_bytes(b"x")
         told.send(folder)

@@ -82,7 +82,7 @@ class Ledger:
         return False
 
     def remedy(self, usual: str) -> str:
-        """What finishes the split, as a part of a message.
+        """Remedy of a split that is not finished, as a part of a message.
 
         Args:
             usual: Remedy in a store that can be written to.
