@@ -142,7 +142,7 @@ def test_train_and_tune_part_the_training_questions_by_context(workspace: Worksp
     assert not {q.context for q in train} & {q.context for q in tune}
     for split in workspace.splits():
         assert len(workspace.items(split)) == workspace.config.data[split].questions
-    with pytest.raises(UnknownNameError, match="there are train, tune, dev"):
+    with pytest.raises(UnknownNameError, match="it has train, tune, dev"):
         workspace.items("test")
 
 
