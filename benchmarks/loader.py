@@ -33,10 +33,12 @@ def main() -> None:
     """Prepare all readers, check that they read the same, measure, report."""
     parser = harness.arguments(__doc__)
     parser.add_argument("--examples", type=int, default=160)
+    parser.add_argument("--layers", type=int, default=LAYERS)
+    parser.add_argument("--hidden", type=int, default=HIDDEN)
     parser.add_argument("--only", nargs="+", default=[], help="parts of readers' names")
     parser.add_argument("--conditions", nargs="+", choices=CONDITIONS, default=list(CONDITIONS))
     options = parser.parse_args()
-    layers, hidden, examples, seconds = LAYERS, HIDDEN, options.examples, 0.5
+    layers, hidden, examples, seconds = options.layers, options.hidden, options.examples, 0.5
     if options.quick:
         layers, hidden, examples, seconds = 3, 64, 48, 0.05
         options.repeats = 2

@@ -2,8 +2,9 @@
 
     python benchmarks/pooled.py --json docs/performance/pooled.json
 
-A batch is 64 examples of 13 × 768, in bfloat16, drawn in a new order in each epoch, from files that
-were read before. Sides, all in examples a second:
+A batch is 64 examples of 13 × 768, in bfloat16, drawn in a new order in each epoch: *warm*, from
+files that were read before, and *cold*, the first epoch of a new reader from files that the page
+cache has dropped. Sides, all in examples a second:
 
 - *bertvision, int8* and *bertvision, bfloat16*: `ActivationLoader` and `decode`;
 - *safetensors* and *numpy, memory-mapped*: one float16 file, rows of which are taken;
@@ -15,11 +16,12 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from common.harness import arguments, interleave, ratios, report, size_of
+from common.harness import arguments, drop_cache, interleave, ratios, report, size_of
 from safetensors import safe_open
 from safetensors.numpy import save_file
 from torch import Tensor
@@ -45,21 +47,28 @@ def main() -> None:
     )
     folder = options.folder / f"pooled-{options.examples}"
     written = write(folder, values)
-    sides = {
-        OURS: loader(folder, "int8"),
-        "bertvision, bfloat16": loader(folder, "bfloat16"),
-        "safetensors": in_one_file(folder / "all.safetensors"),
-        "numpy, memory-mapped": mapped(folder / "all.npy"),
-        "safetensors, a file each": in_files(folder / "each", options.examples),
+    makers: dict[str, Callable[[], Epoch]] = {
+        OURS: partial(loader, folder, "int8"),
+        "bertvision, bfloat16": partial(loader, folder, "bfloat16"),
+        "safetensors": partial(in_one_file, folder / "all.safetensors"),
+        "numpy, memory-mapped": partial(mapped, folder / "all.npy"),
+        "safetensors, a file each": partial(in_files, folder / "each", options.examples),
     }
-    for name, epoch in sides.items():
-        total = sum(float(batch.double().abs().sum()) for batch in epoch(0))
+    for name, make in makers.items():
+        total = sum(float(batch.double().abs().sum()) for batch in make()(0))
         if abs(total / float(values.double().abs().sum()) - 1) > 0.01:
             raise RuntimeError(f"{name} reads other values than were written")
-    results = interleave(
-        {name: rate(epoch, options.examples, seconds) for name, epoch in sides.items()},
-        options.repeats,
-    )
+    conditions = {
+        "warm": {n: warm(make(), options.examples, seconds) for n, make in makers.items()},
+        "cold": {n: cold(make, written[n], options.examples) for n, make in makers.items()},
+    }
+    results: dict[str, list[float]] = {}
+    compared: dict[str, float] = {}
+    for condition, sides in conditions.items():
+        measured = interleave(sides, options.repeats)
+        found = ratios(measured, OURS, higher_is_better=True)
+        results |= {f"{name} | {condition}": figures for name, figures in measured.items()}
+        compared |= {f"{name} | {condition}": ratio for name, ratio in found.items()}
     report(
         options.json,
         benchmark="pooled",
@@ -73,7 +82,7 @@ def main() -> None:
         },
         unit="examples/s",
         results=results,
-        ratios=ratios(results, OURS, higher_is_better=True),
+        ratios=compared,
     )
 
 
@@ -166,7 +175,7 @@ def order(examples: int, seed: int) -> list[np.ndarray]:
     return [drawn[i : i + BATCH] for i in range(0, examples, BATCH)]
 
 
-def rate(epoch: Epoch, examples: int, seconds: float) -> Callable[[], float]:
+def warm(epoch: Epoch, examples: int, seconds: float) -> Callable[[], float]:
     """A function that measures whole epochs in examples/s, so many seconds at least."""
     seeds = itertools.count(1)
 
@@ -179,6 +188,20 @@ def rate(epoch: Epoch, examples: int, seconds: float) -> Callable[[], float]:
                 pass
             passes += 1
         return passes * examples / (time.perf_counter() - started)
+
+    return measure
+
+
+def cold(make: Callable[[], Epoch], files: Path, examples: int) -> Callable[[], float]:
+    """A function that measures the first epoch of a new reader, whose files the disk gives."""
+    seeds = itertools.count(1)
+
+    def measure() -> float:
+        drop_cache([files])
+        started = time.perf_counter()
+        for _ in make()(next(seeds)):
+            pass
+        return examples / (time.perf_counter() - started)
 
     return measure
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 from numbers import Real
 from pathlib import Path
@@ -20,6 +21,7 @@ from bertvision.featurestore.format.keeping import KEPT_POSITION
 from bertvision.featurestore.format.logits import TopLogits
 from bertvision.featurestore.format.shard import ShardReader
 from bertvision.featurestore.reader import SplitReader
+from bertvision.featurestore.resident import ResidentCodes
 from bertvision.featurestore.storage.storage import Storage
 from bertvision.featurestore.views.html import html_table
 from bertvision.featurestore.views.text import TokenText
@@ -39,6 +41,9 @@ class ActivationSplit(SplitReader, Sequence[torch.Tensor]):
     Indexing gives the float32 tensor (seq, hidden, layers) of an example, in stored order; its
     row in the data it was made from is ``plan.example_id[i]``.
 
+    Attributes:
+        resident: Codes on a device that batches are gathered from, where `to` took them there.
+
     Examples:
         >>> split = bertvision.ActivationStore.open("activations")["1e"]["train"]
         >>> split
@@ -53,14 +58,20 @@ class ActivationSplit(SplitReader, Sequence[torch.Tensor]):
     def __init__(self, store: str | Path | Storage, tag: str, split: str) -> None:
         super().__init__(store, tag, split)
         self._last: tuple[int, ShardReader] | None = None
+        self.resident: ResidentCodes | None = None
 
-    def __reduce__(self) -> tuple[type[ActivationSplit], tuple[Storage, str, str]]:
-        """Open again elsewhere: the number of an open file stands for another file there."""
-        return type(self), (self.storage, self.tag, self.split)
+    def __reduce__(self) -> tuple[Callable[..., ActivationSplit], tuple[Any, ...]]:
+        """Open again elsewhere: an open file and the memory of a device are of one process."""
+        return _reopened, (self.storage, self.tag, self.split, *self._kept_on)
+
+    @property
+    def _kept_on(self) -> tuple[str, list[int]] | tuple[()]:
+        return (str(self.resident.device), self.resident.layers) if self.resident else ()
 
     def __repr__(self) -> str:
+        kept_on = f" on {self.resident.device}" if self.resident else ""
         return (
-            f"<ActivationSplit {self.name}: {self.record.describe()}>\n"
+            f"<ActivationSplit {self.name}{kept_on}: {self.record.describe()}>\n"
             f"  labels: {', '.join(self.label_names) or 'none'}"
         )
 
@@ -97,18 +108,56 @@ class ActivationSplit(SplitReader, Sequence[torch.Tensor]):
             IncompleteSplitError: an example's shard is not committed.
             CorruptStoreError: what is stored is damaged.
         """
-        wanted = np.asarray(examples, dtype=np.int64).reshape(-1)
-        if wanted.size == 0 or wanted.min() < 0 or wanted.max() >= len(self):
-            raise InputError(
-                f"examples {wanted[:5].tolist()}: name at least one, each from 0 to {len(self) - 1}"
-            )
-        positions = self.layer_positions(layers)
+        wanted, positions = self._wanted(examples), self.layer_positions(layers)
+        if self.resident is not None:
+            batch = self.resident.batch(wanted, positions)
+            if not logits:
+                return batch
+            of_device = self.resident.device
+            top = self.gather_logits(wanted, self._shard).map(torch.from_numpy)
+            return replace(batch, logits=top.map(lambda x: x.to(of_device)))
         lengths = self.plan.n_tokens[wanted].astype(np.int64)
         self._shard(int(self.plan.shard[wanted[0]]))  # what it lacks is said before memory is taken
         codes, scale = self.buffers(int(lengths.sum()), len(positions))
         self.gather(wanted, self._shard, positions, codes, scale)
         top = self.gather_logits(wanted, self._shard) if logits else None
         return self.batch(codes, scale, wanted, positions, self.labels, logits=top)
+
+    def _wanted(self, examples: Sequence[int] | npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+        wanted = np.asarray(examples, dtype=np.int64).reshape(-1)
+        if wanted.size == 0 or wanted.min() < 0 or wanted.max() >= len(self):
+            raise InputError(
+                f"examples {wanted[:5].tolist()}: name at least one, each from 0 to {len(self) - 1}"
+            )
+        return wanted
+
+    def to(
+        self,
+        device: torch.device | str,
+        layers: int | str | Sequence[int | str] | None = None,
+    ) -> ActivationSplit:
+        """The split with its codes on a device, where batches are gathered; the store is read once.
+
+        On a GPU nothing travels any more, for any number of epochs and heads; a split in a bucket
+        or on a slow disk is read once. What reads whole shards or arrays (`tokens`, `dask`,
+        `array`, …) still reads the store.
+
+        Args:
+            device: A device of torch, such as ``cuda`` or ``cpu``.
+            layers: Hidden states that are taken there; None is all.
+
+        Raises:
+            IncompleteSplitError: Shards of the split are not committed yet.
+            InputError: There is no such device or layer, or the codes do not fit.
+
+        Examples:
+            >>> split = bertvision.ActivationStore.open("activations")["1e/train"].to("cpu")
+            >>> split.read([3, 1, 4]).codes.device
+            device(type='cpu')
+            >>> [len(batch) for batch in bertvision.ActivationLoader(split, batch_size=20)]
+            [20, 20, 20, 12]
+        """
+        return _reopened(self.storage, self.tag, self.split, device, layers)
 
     def logits(self, example: int) -> TopLogits:
         """The most probable next tokens of each token of an example, for the rows of `__getitem__`.
@@ -402,3 +451,17 @@ class ActivationSplit(SplitReader, Sequence[torch.Tensor]):
             if lacking := self.lacking():
                 problems.append(lacking)
         return problems
+
+
+def _reopened(
+    storage: Storage,
+    tag: str,
+    split: str,
+    device: torch.device | str | None = None,
+    layers: int | str | Sequence[int | str] | None = None,
+) -> ActivationSplit:
+    """A split, with its codes on a device where one is named."""
+    opened = ActivationSplit(storage, tag, split)
+    if device is not None:
+        opened.resident = ResidentCodes(opened, device, layers)
+    return opened

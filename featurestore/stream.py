@@ -57,7 +57,7 @@ class ActivationLoader:
     draws from them nonetheless is told by an InputError.
 
     Args:
-        split: a complete split.
+        split: a complete split; batches of one on a device (`ActivationSplit.to`) are there.
         batch_size: examples per batch and rank.
         layers: indices of hidden states to read, or all.
         shuffle: a seeded order per epoch (`ShuffleSampler`), or the stored one.
@@ -112,6 +112,8 @@ class ActivationLoader:
         self._logits = truth_value("logits", logits)
         if self._logits:
             split.require_logits()
+            if split.resident is not None:
+                raise InputError("logits=True is of a split in its store: leave `to` out")
         if sampler is not None and not isinstance(sampler, Sampler):
             raise InputError(f"sampler is {sampler!r}: give a subclass of bertvision.Sampler")
         if sampler is None:
@@ -133,6 +135,8 @@ class ActivationLoader:
         self.wait_seconds = 0.0
         self._order = 0, epoch_order(split.plan, sampler, epoch=0, **self._options)
         self._length = len(self._order[1])
+        if split.resident is not None:
+            readers = 0  # nothing is read
         if readers is None:
             tokens = batch_size * split.record.tokens / len(split)
             of_shard = shard_bytes(split, len(self._positions))
@@ -274,10 +278,11 @@ class ActivationLoader:
         self, order: EpochOrder, start: int, ending: Callable[[], bool] = sys.is_finalizing
     ) -> Generator[ActivationBatch, None, None]:
         """Batches from ``start`` on, read ahead in threads; their errors are raised here."""
-        if not self._logits:  # which are read from shards
+        resident = self.split.resident is not None
+        if not self._logits and not resident:  # log-probabilities are read from shards
             self._loaded = LoadedSplit.of(self.split, self._positions, self._loaded)
         shards: OpenShards | None = None
-        if self._loaded is None or not self._loaded.whole:
+        if not resident and (self._loaded is None or not self._loaded.whole):
             shards = OpenShards(self.split, self._positions, order, start, self._readers)
         get = None if shards is None else shards.get
         threads = Threads(self._readers, "bertvision-batch")
@@ -312,6 +317,8 @@ class ActivationLoader:
             shard_of: Gives an open shard; None where all of the split is in memory.
         """
         split, positions = self.split, self._positions
+        if split.resident is not None:
+            return split.resident.batch(examples, positions, self._decoded)
         tokens = int(split.plan.n_tokens[examples].sum())
         if shard_of is not None:
             shard_of(int(split.plan.shard[examples[0]]))  # fails before memory is taken

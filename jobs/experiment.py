@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Unpack
 
 from pydantic import BaseModel, ConfigDict
 
@@ -70,6 +71,17 @@ class Status(ShownRecord):
     steps: int = 0
     """Steps of fine-tuning in this call."""
 
+    @classmethod
+    def of(cls, contents: Mapping[str, Any], workspace: StrPath | None) -> Status:
+        """The status whose next commands name the workspace as the call did.
+
+        Args:
+            contents: Content of the workspace, as `pipelines.workspace.status` gives it.
+            workspace: Workspace that the call named; None where it is that of the current folder.
+        """
+        named = "" if workspace is None else f" --workspace {shlex.quote(str(workspace))}"
+        return cls(**contents | {"next": [command + named for command in contents["next"]]})
+
     def table(self, values: Values) -> str:
         """The text that the command prints."""
         return status_table(values)
@@ -126,7 +138,7 @@ def status(
     space = find_workspace(**where)
     from bertvision.pipelines.workspace.status import status as run
 
-    return Status.model_validate(run(space))
+    return Status.of(run(space), where.get("workspace"))
 
 
 @job

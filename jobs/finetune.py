@@ -91,12 +91,11 @@ def finetune(
     if devices > 1:
         from bertvision.pipelines.finetuning.finetune import finetune_on
 
-        return Status.model_validate(
-            finetune_on(devices, path_of(workspace), options, resume=resume)
-        )
+        done = finetune_on(devices, path_of(workspace), options, resume=resume)
+        return Status.of(done, workspace)
     from bertvision.pipelines.finetuning.finetune import finetune as run
 
-    return Status.model_validate(run(path_of(workspace), options, resume=resume))
+    return Status.of(run(path_of(workspace), options, resume=resume), workspace)
 
 
 @job
@@ -174,7 +173,7 @@ def adopt(
                 "such as --task sst2 --data glue/SST-2, or --task csv --train train.csv --dev "
                 "dev.csv"
             ) from None
-    return Status.model_validate(run(path_of(workspace), sources, options, named))
+    return Status.of(run(path_of(workspace), sources, options, named), workspace)
 
 
 def checked(options: FinetuneOptions, save_at: Tags | None) -> FinetuneOptions:

@@ -23,6 +23,7 @@ from bertvision.jobs.show import (
 from bertvision.models import Kind
 from bertvision.pipelines.declare import (
     DEFAULTS,
+    DataDevice,
     DataSource,
     Devices,
     PrecisionOption,
@@ -53,7 +54,12 @@ from bertvision.pipelines.workspace.checks import (
     find_workspace,
 )
 from bertvision.pipelines.workspace.data import check_source
-from bertvision.pipelines.workspace.heads import check_head_activations, head_activations, only_tag
+from bertvision.pipelines.workspace.heads import (
+    ResidentActivations,
+    check_head_activations,
+    head_activations,
+    only_tag,
+)
 from bertvision.pipelines.workspace.heads import trained_on as trained_where
 from bertvision.pipelines.workspace.job_options import Source, TrainOptions
 from bertvision.pipelines.workspace.reproduce import option_words
@@ -79,6 +85,7 @@ def train(
     logger: LoggerName | None = None,
     devices: Devices = 1,
     source: str = "store",
+    data_device: DataDevice = None,
     workspace: WorkspacePath = None,
     store: StorePath = None,
     **changes: Any,
@@ -130,6 +137,8 @@ def train(
     asked = Source.parse(source)
     if asked.name != "store" and not (rank.alone and devices == 1):
         raise InputError(f"--source {source} is for one process: leave it out, or --devices")
+    if asked.name != "store" and data_device is not None:
+        raise InputError(f"--data-device {data_device} is of what is stored: leave out --source")
     space = find_workspace(workspace, store)
     runs, tag = asked_training(
         space, heads, checkpoint, options, seed=seed, fraction=fraction, source=asked
@@ -140,6 +149,7 @@ def train(
 
         words = ["train", *(run.text for run in runs), "--checkpoint", tag]
         words += [*option_words(options), *(["--overwrite"] if overwrite else [])]
+        words += [] if data_device is None else ["--data-device", data_device]
         share_out(words, space, runs, devices)
         folders = (space.head_dir(tag, run.name) for run in options.named(runs, space.config.model))
         return Rows(map(read_run_metrics, folders), trained_table)
@@ -147,13 +157,17 @@ def train(
     from bertvision.pipelines.training.train import train as run
 
     own = own_part(runs, rank)
-    with _opened(asked) as splits:
+    with _opened(asked, data_device, runs, options) as splits:
         results = run(space, own, tag, options, overwrite=overwrite, logger=logger, splits=splits)
     return Rows(results, trained_table)
 
 
-def _opened(source: Source) -> AbstractContextManager[SplitOpener]:
+def _opened(
+    source: Source, data_device: str | None, runs: Sequence[Run], options: TrainOptions
+) -> AbstractContextManager[SplitOpener]:
     """Opens what heads read; stored states are read without what runs an encoder."""
+    if data_device is not None:
+        return nullcontext(ResidentActivations(data_device, runs, options.layers))
     if source.name == "store":
         return nullcontext(head_activations)
     from bertvision.pipelines.live.splits import Splits

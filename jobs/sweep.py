@@ -20,7 +20,14 @@ from bertvision.jobs.show import (
     score_columns,
     systems_table,
 )
-from bertvision.pipelines.declare import DEFAULTS, Devices, StorePath, WorkspacePath, job
+from bertvision.pipelines.declare import (
+    DEFAULTS,
+    DataDevice,
+    Devices,
+    StorePath,
+    WorkspacePath,
+    job,
+)
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.poolings import TokenPooling
 from bertvision.pipelines.ranks import this_rank
@@ -65,6 +72,7 @@ def sweep(
     options: TrainOptions = DEFAULTS,
     split: str = "dev",
     devices: Devices = 1,
+    data_device: DataDevice = None,
     workspace: WorkspacePath = None,
     store: StorePath = None,
     **changes: Any,
@@ -108,7 +116,13 @@ def sweep(
     from bertvision.pipelines.results.sweep import sweep_rows
 
     results = run(
-        space, **asked._asdict(), rates=rates, options=options, split=split, devices=devices
+        space,
+        **asked._asdict(),
+        rates=rates,
+        options=options,
+        split=split,
+        devices=devices,
+        data_device=data_device,
     )
     table = partial(sweep_table, rates=rates)
     return Rows(map(Row, sweep_rows(space, results)), table, score_charts)

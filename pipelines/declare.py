@@ -70,6 +70,14 @@ OtherWorkspace = Annotated[
 Seed = Annotated[int, Option("Seed of the sample.", ge=0)]
 MaxTokens = Annotated[int, Option("Largest seeded sample of tokens; 0 uses all.", ge=0)]
 Resamples = Annotated[int, Option("Bootstrap samples of intervals.", ge=1)]
+DataDevice = Annotated[
+    str | None,
+    Option(
+        "Device that the codes of a split stay on, such as cuda or cpu: read once for all epochs "
+        "and heads. They must fit there.",
+        decides=False,
+    ),
+]
 PrecisionOption = Annotated[
     PrecisionName,
     Option("Arithmetic: 32, bf16, or auto, which is bf16 where it is native.", decides=False),

@@ -37,6 +37,7 @@ from bertvision.errors import (
 )
 from bertvision.featurestore.format.plan import ShardPlan
 from bertvision.featurestore.sampler import Sampler
+from bertvision.featurestore.split import ActivationSplit
 from bertvision.featurestore.store import ActivationStore
 from bertvision.featurestore.stream import ActivationLoader
 from bertvision.models.convolution import recompute_statistics
@@ -50,7 +51,7 @@ from bertvision.pipelines.training.module import build_heads
 from bertvision.pipelines.training.resume import ResumeFile
 from bertvision.pipelines.training.train import own_seconds, train
 from bertvision.pipelines.training.trained_head import load_head
-from bertvision.pipelines.workspace.heads import only_tag, trained_heads
+from bertvision.pipelines.workspace.heads import ResidentActivations, only_tag, trained_heads
 from bertvision.pipelines.workspace.job_options import TrainOptions
 from bertvision.pipelines.workspace.records import (
     RunTraining,
@@ -106,6 +107,26 @@ def test_parts_of_the_data_trained_in_one_pass_are_parts_trained_alone(space: Wo
     for name in PARTS:
         train(space, [name], "1e", OPTIONS)
         assert all(torch.equal(found[name][k], x) for k, x in weights(space, name).items())
+
+
+def test_heads_on_a_device_are_heads_from_the_store_with_one_read_for_all_passes(
+    space: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["learned-pooling@s0", "learned-pooling@s1", "adapter-64-shared@l0-1"]
+    train(space, names, "1e", OPTIONS)
+    expected = {name: weights(space, Run.parse(name).name) for name in names}
+    shutil.rmtree(space.root / "heads")
+    opened: list[int] = []
+    open_shard = ActivationSplit.open_shard
+    monkeypatch.setattr(
+        ActivationSplit, "open_shard", lambda self, i: (opened.append(i), open_shard(self, i))[1]
+    )
+    splits = ResidentActivations("cpu", list(map(Run.parse, names)), None)
+    train(space, names, "1e", OPTIONS, splits=splits)
+    assert sorted(opened) == list(range(space.split("1e", "train").plan.n_shards))
+    for name, before in expected.items():
+        for key, value in weights(space, Run.parse(name).name).items():
+            assert torch.equal(before[key], value)
 
 
 def test_statistics_of_a_head_are_of_its_own_examples_and_last_weights(space: Workspace) -> None:

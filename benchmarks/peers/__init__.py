@@ -8,7 +8,7 @@ from peers.base import Reader
 from peers.dense import H5Py, MemMap, TensorDictMemMap, ZarrPerExample
 from peers.limits import Memcpy, RawRead, SequentialRead
 from peers.ours import Bertvision
-from peers.ragged import ArrayRecord, Arrow, Lance, LitData, MosaicStreaming, SafeTensors
+from peers.ragged import ArrayRecord, Arrow, Lance, LitData, MosaicStreaming, SafeTensors, Zarr
 
 OURS = "bertvision"
 
@@ -37,6 +37,11 @@ def readers(layers: int, hidden: int) -> tuple[list[Reader], list[str]]:
             kind(layers, hidden, content)
             for content in ("float16", "int8")
             for kind in (SafeTensors, Arrow, LitData, MosaicStreaming, Lance, ArrayRecord)
+        ),
+        *(
+            Zarr(layers, hidden, content, zarrs)
+            for content in ("float16", "int8")
+            for zarrs in (False, True)
         ),
     ]
     missing = sorted({r.needs for r in wanted if r.needs and find_spec(r.needs) is None})

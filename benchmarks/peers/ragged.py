@@ -296,3 +296,58 @@ class ArrayRecord(Ragged):
                 batch = []
         if batch:
             yield batch
+
+
+class Zarr(Ragged):
+    """One Zarr array of bytes, sharded and uncompressed, of which each example is a slice."""
+
+    def __init__(self, layers: int, hidden: int, content: Content, zarrs: bool) -> None:
+        self.title = "zarr with zarrs" if zarrs else "zarr-python"
+        super().__init__(layers, hidden, content)
+        self.needs = "zarrs" if zarrs else ""
+        self._pipeline = "zarrs.ZarrsCodecPipeline" if zarrs else _ZARR_PYTHON
+
+    @property
+    def slug(self) -> str:
+        """Its folder, which both pipelines read."""
+        return f"zarr-{self._content}"
+
+    def write(self, synthetic: Synthetic) -> None:
+        """Write the payloads one after another, and where each begins."""
+        import zarr
+
+        parts = [
+            np.frombuffer(p, np.uint8) for p in payloads(synthetic, self._content, self.examples)
+        ]
+        values = np.concatenate(parts)
+        array = zarr.create_array(
+            self.folder / "payloads.zarr",
+            shape=values.shape,
+            chunks=(_CHUNK,),
+            shards=(_CHUNK * 64,),
+            dtype="uint8",
+            compressors=None,
+            overwrite=True,
+        )
+        array[:] = values
+        np.save(self.folder / "ends.npy", np.cumsum([part.size for part in parts]))
+
+    def open(self) -> None:
+        """Open the array with its pipeline."""
+        import zarr
+
+        with zarr.config.set({"codec_pipeline.path": self._pipeline}):
+            self._array = zarr.open_array(self.folder / "payloads.zarr", mode="r")
+        self._ends = np.load(self.folder / "ends.npy")
+
+    def parts(self, seed: int) -> Iterator[list[Any]]:
+        """One slice an example."""
+
+        def payload(i: int) -> Any:
+            return np.asarray(self._array[self._ends[i - 1] if i else 0 : self._ends[i]])
+
+        return self.grouped(payload, seed)
+
+
+_CHUNK = 1 << 20  # bytes
+_ZARR_PYTHON = "zarr.core.codec_pipeline.BatchedCodecPipeline"

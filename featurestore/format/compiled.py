@@ -49,6 +49,8 @@ _SIGNATURES = {
     f"{_I8}, uint16[::1], {_I8}, {_I8}, {_SIZES}",
     "transform_decode float32": f"uint16[::1], {_I8}, float32, {_F4}, uint32[::1], {_F4}, {_I8}, "
     f"{_I8}, {_SIZES}",
+    "gather_rows": f"{_I8}, int64[:, ::1]",
+    "read_run": f"int32, {_I8}, int64, {_I8}, uint64[:, ::1], int64, int64, int64, {_I8}",
 }
 """The types of the arguments of each kernel: a function of `kernels`, and the type of its hidden
 states, which float16 shares with bfloat16."""
@@ -139,7 +141,8 @@ class Kernels:
             try:
                 self._ready[name] = _compiled(name)
             except Exception as error:  # numba is not there, not whole, or not for this processor
-                self._failed = True
+                self._failed = self._failed or name not in _NATIVE
+                self._asked.add(name)
                 log.debug("torch does without compiled kernels: %s: %s", name, error)
 
     def before_fork(self) -> None:
@@ -180,7 +183,7 @@ def _compiled(name: str) -> Kernel:
 
     for helper in HELPERS:
         register_jitable(helper)
-    function = _function(name)
+    function = _native(name) if name in _NATIVE else _function(name)
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
     try:
         kernel = numba.njit(cache=True, **options)(function)
@@ -199,6 +202,19 @@ def _function(name: str) -> Kernel:
     return function
 
 
+def _native(name: str) -> Kernel:
+    """The function that a kernel which calls C is compiled from.
+
+    Raises:
+        ImportError: C's functions are not there.
+    """
+    from bertvision.featurestore.format import native
+
+    function: Kernel = getattr(native, name)
+    return function
+
+
+_NATIVE = ("gather_rows", "read_run")
 KERNELS = Kernels()
 """Those of this process."""
 os.register_at_fork(

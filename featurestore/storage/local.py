@@ -196,6 +196,11 @@ class LocalFile:
     def __reduce__(self) -> str:
         raise TypeError("an open file cannot be sent to another process: open it there")
 
+    @property
+    def descriptor(self) -> int:
+        """Number that the system knows the open file by; −1 once it is closed."""
+        return self._descriptor
+
     def prefetch(self, offset: int, length: int) -> None:  # noqa: D102
         if hasattr(os, "posix_fadvise"):  # not on macOS
             os.posix_fadvise(self._descriptor, offset, length, os.POSIX_FADV_WILLNEED)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from bertvision.errors import counted
+from bertvision.featurestore.format.compiled import KERNELS
 from bertvision.featurestore.format.encoding import ChannelStats, decode
 from bertvision.featurestore.format.logits import TopLogits
 from bertvision.featurestore.format.shard import ShardReader
@@ -199,14 +200,20 @@ class ShardMemory:
         top = split.require_logits().empty(rows) if logits else None
         return cls(codes, scale, places[0], places[1], top, homes or {})
 
-    @cached_property
-    def layers(self) -> tuple[Tensor, ...]:
-        """The bytes of ``codes``, layer by layer."""
-        return _layers(self.codes)
+
+def _bytes_of(rows: npt.NDArray[Any]) -> Tensor:
+    return torch.from_numpy(rows.view(np.uint8))
 
 
-def _layers(codes: npt.NDArray[Any]) -> tuple[Tensor, ...]:
-    return torch.from_numpy(codes.view(np.uint8)).unbind()
+def _addresses(source: npt.NDArray[Any], target: npt.NDArray[Any]) -> tuple[int, int, int, int]:
+    """What the kernel is told of an array: see `native.gather_rows`."""
+    row = source.strides[0]
+    places = (array.__array_interface__["data"][0] for array in (source, target))
+    begin, to = places
+    return begin, row, to, int(row >= _LONG_ROW)
+
+
+_LONG_ROW = 128  # bytes
 
 
 class ShardRing:
@@ -287,17 +294,21 @@ class ShardRing:
             logits: Memory for log-probabilities, (n, …) each.
         """
         memory = self._memory
-        index = torch.from_numpy(rows)
-        for mine, out in zip(memory.layers, _layers(codes), strict=True):
-            torch.index_select(mine, 0, index, out=out)  # numpy's take uses one core
+        pairs = [*zip(memory.codes, codes, strict=True), (memory.example, tokens[0])]
+        pairs.append((memory.position, tokens[1]))
         if scale is not None and memory.scale is not None:
-            np.take(memory.scale, rows, axis=0, out=scale, mode="clip")
-        # "clip", because "raise" would go by way of another array
-        np.take(memory.example, rows, out=tokens[0], mode="clip")
-        np.take(memory.position, rows, out=tokens[1], mode="clip")
+            pairs.append((memory.scale, scale))
         if logits is not None and memory.logits is not None:
-            for mine, out in zip(memory.logits, logits, strict=True):
-                np.take(mine, rows, axis=0, out=out, mode="clip")
+            pairs += zip(memory.logits, logits, strict=True)
+        if (kernel := KERNELS.get("gather_rows", codes.nbytes)) is not None:
+            kernel(rows, np.array([_addresses(*pair) for pair in pairs]))
+            return
+        index = torch.from_numpy(rows)
+        for mine, out in pairs[: len(codes)]:  # numpy's take uses one core
+            torch.index_select(_bytes_of(mine), 0, index, out=_bytes_of(out))
+        for mine, out in pairs[len(codes) :]:
+            # "clip", because "raise" would go by way of another array
+            np.take(mine, rows, axis=0, out=out, mode="clip")
 
     def close(self) -> None:
         """Wait for what is being read, and let go of what is open and of the memory."""

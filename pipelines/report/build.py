@@ -215,8 +215,8 @@ def write_report(
     files = [workspace.root / run["file"] for run in results.runs]
     files += [path for pattern in _FILES for path in workspace.root.glob(pattern)]
     files += compared.files if compared else []
-    name, subject = workspace.root.name, "heads on BERT's activations"
-    top = name, subject, "The workspace", about, headline
+    subject = "heads on BERT's activations" if results.runs else "analyses of hidden states"
+    top = workspace.root.name, subject, "The workspace", about, headline
     return write_page(target, Page(*top, sections, files, len(results.runs), left_out))
 
 

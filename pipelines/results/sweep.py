@@ -26,9 +26,14 @@ from bertvision.pipelines.tasks.registry import head_kind
 from bertvision.pipelines.tasks.scores import headline, headline_metric
 from bertvision.pipelines.training.evaluate import evaluate_across, is_evaluated
 from bertvision.pipelines.training.launch import share_out
+from bertvision.pipelines.training.plan import SplitOpener
 from bertvision.pipelines.training.train import train
 from bertvision.pipelines.training.trained_head import kind_of_run
-from bertvision.pipelines.workspace.heads import head_activations, stored_tags
+from bertvision.pipelines.workspace.heads import (
+    ResidentActivations,
+    head_activations,
+    stored_tags,
+)
 from bertvision.pipelines.workspace.job_options import TrainOptions
 from bertvision.pipelines.workspace.reproduce import option_words
 from bertvision.pipelines.workspace.runs import Run, check_told, own_part, runs_of
@@ -52,6 +57,7 @@ def sweep(
     options: TrainOptions | None = None,
     split: str = "dev",
     devices: int = 1,
+    data_device: str | None = None,
 ) -> list[Result]:
     """Train and evaluate every combination that is not there yet.
 
@@ -69,6 +75,7 @@ def sweep(
         options: Options of training.
         split: Split that is scored.
         devices: processes that share the heads out among them.
+        data_device: Device that the codes of training splits stay on; None streams them.
 
     Returns:
         The results of these runs on these snapshots, as `read_results` orders them.
@@ -85,6 +92,7 @@ def sweep(
         words = ["sweep", *(run.text for run in asked), *option_words(options), "--split", split]
         for name, tags in (("--trained-on", trained_on), ("--checkpoint", checkpoints)):
             words += [name, ",".join(tags)] if tags else []
+        words += [] if data_device is None else ["--data-device", data_device]
         share_out(words, workspace, asked, devices)  # what follows finds everything done
     rank = this_rank()
     rank.claim_device()
@@ -94,12 +102,15 @@ def sweep(
         for tokens, tags in sources.items():
             for tag in tags:  # before anything is trained
                 head_activations(workspace, tag, tokens, "tune")
+    splits: SplitOpener = head_activations
+    if data_device is not None:
+        splits = ResidentActivations(data_device, runs, options.layers)
     trainings = [(group, tag) for tokens, group in groups.items() for tag in sources[tokens]]
     weights = [len(group) for group, _ in trainings]
     for (group, tag), part in zip(trainings, parts(weights, "training"), strict=True):
         log.info("train %s on %s", counted(len(group), "head"), tag)
         with part:
-            train(workspace, group, tag, options)
+            train(workspace, group, tag, options, splits=splits)
     wanted: set[tuple[str, str, str]] = set()
     for tokens, group in groups.items():
         trained = [(str(source), run) for source in sources[tokens] for run in group]

@@ -159,6 +159,38 @@ def head_activations(
     return split_of_head
 
 
+class ResidentActivations:
+    """Opens what heads read on a device, each split once for all passes of a snapshot.
+
+    Args:
+        device: Device that the codes stay on.
+        runs: Heads that read them.
+        layers: Indices of the hidden states that heads take whose names say none; None is all.
+    """
+
+    def __init__(self, device: str, runs: Sequence[Run], layers: Sequence[int] | None) -> None:
+        own = any("layers" in run.settings for run in runs)
+        self._device, self._layers = device, None if own else layers
+        self._splits: dict[tuple[str, TokenPooling, str], ActivationSplit] = {}
+
+    def __call__(
+        self, workspace: Workspace, tag: str, tokens: TokenPooling, split: str
+    ) -> ActivationSplit:
+        """The split, as `head_activations` gives it, on the device.
+
+        Raises:
+            InputError: As of `ActivationSplit.to`, or as of `head_activations`, likewise all
+                others.
+        """
+        key = tag, tokens, split
+        if key not in self._splits:
+            for other in [other for other in self._splits if other[0] != tag]:
+                del self._splits[other]  # its memory is for this snapshot now
+            stored = head_activations(workspace, tag, tokens, split)
+            self._splits[key] = stored.to(self._device, self._layers)
+        return self._splits[key]
+
+
 def check_head_activations(
     workspace: Workspace, tag: str, tokens: TokenPooling, split: str
 ) -> None:
