@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import subprocess
@@ -19,8 +20,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stores import Made, shard_path
 
-from bertvision.featurestore.format import compiled
+from bertvision.errors import CorruptStoreError
+from bertvision.featurestore import readahead
+from bertvision.featurestore.format import compiled, shard
 from bertvision.featurestore.format.compiled import KERNELS, Kernels
 from bertvision.featurestore.format.encoding import (
     ChannelStats,
@@ -30,6 +34,8 @@ from bertvision.featurestore.format.encoding import (
     encode,
 )
 from bertvision.featurestore.format.layout import get_encoding
+from bertvision.featurestore.format.shard import ShardReader
+from bertvision.featurestore.stream import ActivationLoader
 
 FLOATS = [torch.float32, torch.bfloat16, torch.float16]
 BITS = {2: torch.int16, 4: torch.int32}
@@ -267,3 +273,53 @@ def test_arrays_that_no_kernel_takes_are_left_to_torch() -> None:
     assert torch.equal(by_kernels.codes, by_torch.codes)
     codes: npt.NDArray[np.int8] = np.zeros((0, 2, 4), np.int8)
     assert decode(torch.from_numpy(codes), torch.zeros(0, 2), stats).shape == (0, 2, 4)
+
+
+@pytest.mark.parametrize("layers", [None, [1], [2, 0]])
+@pytest.mark.parametrize("encoding", ["int8", "int4", "bfloat16", "float32"])
+def test_runs_are_read_and_rows_gathered_as_without_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str, layers: list[int] | None
+) -> None:
+    monkeypatch.setattr(readahead, "_SMALL_EXAMPLE", 0)  # or shards are read as a whole
+    monkeypatch.setattr(shard, "_BLOCK_BYTES", 400)  # a few examples of a run at a time
+    split = Made([1, 17, 3, 40, 9, 25, 2, 2, 31, 12] * 4, encoding=encoding, top=2).write(tmp_path)
+
+    def drawn() -> list[torch.Tensor]:
+        loader = ActivationLoader(split, batch_size=7, layers=layers, shuffle=False)
+        streams = (split.tokens(layers, batch_size=50, logits=b, seed=1) for b in (False, True))
+        tokens = [batch for stream in streams for batch in stream]
+        extra = [batch.logits.topk_logprobs for batch in tokens if batch.logits is not None]
+        places = [torch.stack([batch.examples, batch.positions]) for batch in tokens]
+        return [*(b.decode() for b in loader), *(b.vectors for b in tokens), *places, *extra]
+
+    by_kernels, by_python = both_ways(drawn)
+    assert all(torch.equal(x, y) for x, y in zip(by_kernels, by_python, strict=True))
+    monkeypatch.setattr(ShardReader, "_read_blocks", None)  # what kernels have read is right
+    monkeypatch.setattr(torch, "index_select", None)
+    drawn()
+
+
+@pytest.mark.parametrize("harm", ["flipped", "cut off"])
+def test_what_a_kernel_finds_damaged_is_named(tmp_path: Path, harm: str) -> None:
+    assert KERNELS.make()
+    split = Made([20] * 12, encoding="int8").write(tmp_path)
+    reader = split.open_shard(1)
+    path = shard_path(split, "hidden_states", 1)
+    data = bytearray(path.read_bytes())
+    data[0] ^= 1
+    with path.open("r+b") as file:  # the file that is open
+        file.write(data) if harm == "flipped" else file.truncate(100)
+    codes, scale = split.buffers(reader.tokens, 3)
+    message = (
+        "example 0 of it, layer 0, does not pass" if harm == "flipped" else "layer 0: the file"
+    )
+    with pytest.raises(CorruptStoreError, match=f"1e/train shard 1: {message}"):
+        reader.read(0, 3, [0, 1, 2], codes, scale)
+
+
+def test_without_the_functions_of_c_python_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "_native", lambda name: importlib.import_module("no_such"))
+    kernels = Kernels()
+    assert kernels.make()  # the others are ready
+    assert kernels.get("read_run", 1 << 40) is None
+    assert kernels.get("decode_int8 float32", 1) is not None

@@ -139,7 +139,8 @@ def test_heads_of_a_task_are_trained_on_them_and_no_new_output_layer_is_scored(
     assert [row.tag for row in done.snapshots] == ["main"]
     space = Workspace.find(tmp_path / "workspace")
     assert not space.bert_dir("main").exists()
-    assert done.next == ["bertvision extract --checkpoint main --split train,tune,dev"]
+    command = "bertvision extract --checkpoint main --split train,tune,dev"
+    assert done.next == [f"{command} --workspace {space.root}"]
     with pytest.raises(InputError, match="main was not fine-tuned"):
         bertvision.Predictor.load("bert:main", workspace=space.root)
     with pytest.raises(InputError, match="main was not fine-tuned"):
