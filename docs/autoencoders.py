@@ -4,11 +4,12 @@
 
 ``MODEL`` is google/gemma-3-270m in a folder, ``DATA`` has ``squad``, whose contexts are the texts,
 ``FOLDER`` takes stores and runs; an interrupted call goes on by the same command. It needs the
-extra ``sae``, and writes the table ``autoencoders``.
+extra ``sae``, and writes the tables ``autoencoders`` and ``autoencoders_order``.
 
 Every run is the same trainer with the same settings on the same tokens, twice each, centred and
 scaled. What differs is where vectors come from: a store, or the decoder, run again in each epoch up
-to the layer, with SAELens' own mixing buffer behind it.
+to the layer, with SAELens' own mixing buffer behind it. A second table mixes the vectors of an int8
+store less and less.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import bertvision
 from bertvision.pipelines.uncertainty import paired_runs
 
-LAYER, LENGTH, SEEDS, SOURCES = 9, 128, 3, ("float32", "int8", "int4", "live")
+LAYER, LENGTH, SEEDS = 9, 128, 3
+STORED = ("float32", "int8", "int4", "transform:0.115", "transform:0.3")
+SOURCES = (*STORED, "live")
+ORDERS: dict[str, dict[str, Any]] = {
+    "all shards": {"buffer": 1 << 20},
+    "16 shards": {"buffer": 16},
+    "1 shard": {"buffer": 1},
+    "stored order": {"shuffle": False},
+}
+"""Options of the streams whose vectors are mixed less and less, and the tokens of their shards."""
+MIXED, SHARD_TOKENS = "mixed", 512
 EPOCHS, BATCH, LATENTS, ACTIVE, RATE = 2, 256, 1280, 32, 3e-3
 BUFFER = 32 * BATCH
 """Tokens that are mixed live: SAELens fills as many, and keeps a half back."""
@@ -52,32 +63,36 @@ def main(model: Path, data: Path, folder: Path) -> None:
     torch.set_num_threads(1)
     for name, every in (("train", 4), ("dev", 5)):
         write_texts(data / "squad" / f"{name}.json.gz", every, folder / "texts" / f"{name}.jsonl")
-    for encoding in SOURCES[:-1]:
+    for encoding in STORED:
         extract(model, folder, encoding)
+    extract(model, folder, MIXED, "--shard-tokens", str(SHARD_TOKENS))
     (folder / "runs").mkdir(exist_ok=True)
     check = Check(model, folder)
-    for seed, source in itertools.product(range(SEEDS), SOURCES):
+    for seed, source in itertools.product(range(SEEDS), (*SOURCES, *ORDERS)):
         path = folder / "runs" / f"{source}-{seed}.json"
         if not path.is_file():
             path.write_text(json.dumps(run(model, folder, source, seed, check)), encoding="utf-8")
-    write_table(folder, check)
+    write_table("autoencoders", SOURCES, folder, check)
+    write_table("autoencoders_order", ORDERS, folder, check)
 
 
-def extract(model: Path, folder: Path, encoding: str) -> None:
+def extract(model: Path, folder: Path, name: str, *more: str) -> None:
     """Store the layer, in float32 of both splits."""
+    encoding = "int8" if name == MIXED else name
     command = [
         *("bertvision", "extract", "--model", str(model), "--task", "text"),
         *("--data", str(folder / "texts"), "--max-length", str(LENGTH), "--keep", "from:1"),
         *("--layers", str(LAYER), "--encoding", encoding, "--precision", "32"),
         *("--split", "train,dev" if encoding == "float32" else "train"),
-        *("--workspace", str(folder / encoding)),
+        *("--workspace", str(folder / name), *more),
     ]
     subprocess.run(command, check=True)
 
 
-def stored(folder: Path, encoding: str, part: str) -> bertvision.ActivationSplit:
-    """A split, ``train`` or ``dev``."""
-    store = bertvision.ActivationStore.open(folder / encoding / "activations")
+def stored(folder: Path, source: str, part: str) -> bertvision.ActivationSplit:
+    """A split, ``train`` or ``dev``, that a source reads."""
+    name = MIXED if source in ORDERS else source
+    store = bertvision.ActivationStore.open(folder / name / "activations")
     split: bertvision.ActivationSplit = store[f"0e/texts-{part}-kept"]
     return split
 
@@ -134,9 +149,9 @@ def run(model: Path, folder: Path, source: str, seed: int, check: Check) -> Row:
     steps, width = EPOCHS * int(split.record.tokens) // BATCH, split.record.hidden_size
     started = time.process_time()  # of the processor: other work goes on beside
     if live is None:
-        stream = split.tokens(
-            LAYER, batch_size=BATCH, seed=seed, endless=True, transform="center", scaled=True
-        )
+        order = ORDERS.get(source, {})
+        options = {"batch_size": BATCH, "seed": seed, "endless": True, "scaled": True} | order
+        stream = split.tokens(LAYER, transform="center", **options)
     torch.manual_seed(seed)
     sae = BatchTopKTrainingSAE(
         BatchTopKTrainingSAEConfig(d_in=width, d_sae=LATENTS, k=ACTIVE, topk_threshold_lr=0.05)
@@ -201,7 +216,7 @@ class Check:
         }
 
 
-def write_table(folder: Path, check: Check) -> None:
+def write_table(table: str, sources: Iterable[str], folder: Path, check: Check) -> None:
     """Write a row for each source; scores are by window, and their means the ratios of sums."""
     tokens = sum(map(len, check.states))
     variance = torch.cat(check.states).var(dim=0, unbiased=False).sum()
@@ -209,7 +224,7 @@ def write_table(folder: Path, check: Check) -> None:
     ends = {name: np.array(losses) for name, losses in check.losses.items()}
     predicted = sum(len(own) - 1 for own in check.states[:SCORED])
     rows, first = list[Row](), dict[str, np.ndarray]()
-    for source in SOURCES:
+    for source in sources:
         paths = [folder / "runs" / f"{source}-{seed}.json" for seed in range(SEEDS)]
         runs = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
         losses = np.array([run["losses"] for run in runs])
@@ -238,7 +253,7 @@ def write_table(folder: Path, check: Check) -> None:
         f"{len(check.states)} held-out texts, {tokens:,} tokens; the loss on {SCORED} of them, "
         f"{predicted:,} predictions: {said}. {SEEDS} seeds each."
     )
-    write("autoencoders", rows, basis)
+    write(table, rows, basis)
 
 
 if __name__ == "__main__":
