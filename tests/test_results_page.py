@@ -21,7 +21,7 @@ import bertvision
 
 MEASURED = [
     *sorted(DOCS.glob("results*.md")),
-    *(DOCS / f"{name}.md" for name in ("analyses", "scaling", "performance", "tokens")),
+    *(DOCS / f"{name}.md" for name in ("analyses", "findings", "scaling", "performance", "tokens")),
     DOCS / "compression.md",
     DOCS / "index.md",
     DOCS.parent / "README.md",
