@@ -86,7 +86,7 @@ $(BENCH_STAMP): pyproject.toml constraints.txt benchmarks/requirements.txt
 	@touch $@
 
 bench: $(BENCH_STAMP) ## Run the benchmarks (an hour), then write tables and figures of docs/performance.md
-	for name in size compression scale extract epoch loader pooled tokens predict; do \
+	for name in loader tokens pooled extract epoch scale compression predict; do \
 	  $(BENCH)/bin/python benchmarks/$$name.py --json docs/performance/$$name.json || exit 1; \
 	done
 	$(BENCH)/bin/python docs/generate_figures.py

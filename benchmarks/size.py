@@ -54,7 +54,7 @@ STORED = [
     *(("int8", "zstd"), ("int4", "zstd")),
 ]
 QUANTISED = ("int8", "int4")
-TRAINED = ("float32", "int8", "int4")
+TRAINED = ("float32", "int8", "int4", "transform:0.05", "transform:0.115", "transform:0.3")
 HEADS = ["learned-pooling", "adapter-64-shared", "adapter-386-shared", "adapter-386-shared-skip"]
 
 

@@ -53,8 +53,9 @@ def with_tables(text: str, folder: Path) -> str:
     """The page with the tables of all reports it names, as they are in the folder."""
 
     def fill(match: re.Match[str]) -> str:
-        path = folder / f"{match[2]}.json"
-        filled = table(json.loads(path.read_text())) + "\n" if path.is_file() else ""
+        name, make = _PARTS.get(match[2], (match[2], table))
+        path = folder / f"{name}.json"
+        filled = make(json.loads(path.read_text())) + "\n" if path.is_file() else ""
         return f"{match[1]}{filled}{match[3]}"
 
     return _TABLE.sub(fill, text)
@@ -148,6 +149,35 @@ def _curves(report: Report) -> str:
     ]
     table_of = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
     return f"{table_of}\n\n{'. '.join(sizes)}."
+
+
+def _errors(report: Report) -> str:
+    """The errors of `size.py` on real hidden states, a row for each encoding that has some."""
+    measured = {name: e for name, e in report["errors"].items() if " | real" in name}
+    header = ["encoding", "relative error (Frobenius)", "worst layer", "nrmse"]
+    lines = [header, ["---", *["---:"] * 3]]
+    for name, errors in measured.items():
+        if any(errors.values()):
+            lines.append([_side(name), *(f"{error:.1e}" for error in errors.values())])
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def _head_scores(report: Report) -> str:
+    """The heads of `size.py`: scores on float32, and what other encodings differ from them."""
+    compared = report["heads"]["compared"]
+    metrics = list(dict.fromkeys(row["metric"] for row in compared))
+    lines = [["", *metrics], ["---", *["---:"] * len(metrics)]]
+    for encoding in dict.fromkeys(row["encoding"] for row in compared):
+        cells = [encoding]
+        for row in (row for row in compared if row["encoding"] == encoding):
+            gap = f"{row['difference']:+.2f} ± {row['standard error']:.2f}".replace("-", "−")
+            cells.append(f"{row['mean']:.2f}" if encoding == "float32" else gap)
+        lines.append(cells)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+_PARTS = {"size-errors": ("size", _errors), "size-heads": ("size", _head_scores)}
+"""Further tables of a report, by the name that a page has for them."""
 
 
 def draw_curves(report: Report, path: Path) -> None:
