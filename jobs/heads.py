@@ -67,7 +67,7 @@ from bertvision.pipelines.workspace.runs import HEAD_TOKENS, Run, check_told, ow
 
 if TYPE_CHECKING:
     from bertvision.pipelines.prediction.evaluation import DataScores
-    from bertvision.pipelines.training.plan import SplitOpener
+    from bertvision.pipelines.training.training_pass import SplitOpener
     from bertvision.pipelines.workspace.records import HeadScores, RunMetrics
     from bertvision.pipelines.workspace.workspace import Workspace
 

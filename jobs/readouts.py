@@ -31,6 +31,7 @@ from bertvision.pipelines.declare import (
 from bertvision.pipelines.extraction.layers import layers_text
 from bertvision.pipelines.options import Option
 from bertvision.pipelines.plotting import Chart, curves
+from bertvision.pipelines.poolings import POOLING_NAMES
 from bertvision.pipelines.reading import (
     Layers,
     Names,
@@ -82,7 +83,13 @@ def probe(
     checkpoint: Tags = "0e",
     untrained: bool = False,
     layers: Layers = "all",
-    pool: Names | None = None,
+    pool: Annotated[
+        Names | None,
+        Option(
+            f"Poolings of a window: {POOLING_NAMES} (default cls,mean, of decoders last,mean); of "
+            "words: first, last, mean, max (default mean)."
+        ),
+    ] = None,
     concat: Names | None = None,
     mlp: bool = False,
     control: bool = False,
@@ -110,8 +117,6 @@ def probe(
         checkpoint: Snapshots, such as 0e,1e.
         untrained: Also probe the twin with random weights.
         layers: Hidden states, such as 0,6,12 (0: embeddings), or all.
-        pool: Poolings of a window: cls, sep, mean, max, first, last, at:FIELD (default cls,mean, of
-            decoders last,mean); of words: first, last, mean, max (default mean).
         concat: Also layers put end to end, such as first+last,0+3+6.
         mlp: Probe with a hidden layer of 50 sigmoids, not linearly.
         control: Also probe the control task, for selectivity.

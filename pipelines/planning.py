@@ -53,8 +53,8 @@ from bertvision.pipelines.tasks.registry import find_task
 from bertvision.pipelines.tasks.task import Task, load_task
 from bertvision.pipelines.tasks.windows import Windows
 from bertvision.pipelines.training.module import build_heads
-from bertvision.pipelines.training.plan import TrainingPass
 from bertvision.pipelines.training.train import plan_passes
+from bertvision.pipelines.training.training_pass import TrainingPass
 from bertvision.pipelines.workspace.dataset import Dataset
 from bertvision.pipelines.workspace.heads import trained_heads
 from bertvision.pipelines.workspace.job_options import ExtractOptions, TrainOptions

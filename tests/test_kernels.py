@@ -174,7 +174,19 @@ def test_without_numba_torch_serves(
             work(kernels)
             assert wait(kernels) is None
         assert not kernels.make()
-    assert [record.levelname for record in caplog.records] == ["DEBUG"]
+    # each kernel is tried once, and says so to nobody
+    assert [r.levelname for r in caplog.records] == ["DEBUG"] * len(kernels.names)
+
+
+def test_a_kernel_that_cannot_be_compiled_takes_no_other_along(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(compiled._SIGNATURES, "encode_int6 float32", "int64")
+    kernels = Kernels()
+    assert not kernels.make("encode_int6 float32")
+    assert kernels.get("encode_int6 float32", 1 << 40) is None
+    kernels.make("decode_int8 float32")
+    assert kernels.get("decode_int8 float32", 1) is not None
 
 
 def test_without_a_folder_for_its_cache_a_kernel_is_compiled(

@@ -70,7 +70,8 @@ class Kernels:
         self._work = Counter[str]()
         self._asked: set[str] = set()
         self._wanted: list[str] = []
-        self._failed = self._ending = False
+        self._failed = set[str]()
+        self._ending = False
         self._thread: threading.Thread | None = None
         self._lock = threading.RLock()  # of what is asked, and the thread
         self._making = threading.RLock()  # of numba; a fork and the end of the process wait for it
@@ -89,10 +90,10 @@ class Kernels:
         return kernel
 
     def make(self, *names: str) -> bool:
-        """Make kernels now, all of them by default; whether they are ready."""
+        """Make kernels now, all of them by default; whether those of numba alone are ready."""
         for name in names or self.names:
             self._make(name)
-        return not self._failed
+        return self._failed <= set(_NATIVE)
 
     def require(self, name: str) -> Kernel:
         """A kernel that nothing in torch stands for, made now if it is not ready.
@@ -113,7 +114,7 @@ class Kernels:
 
     def _ask(self, name: str) -> None:
         with self._lock:
-            if name in self._asked or self._failed or self._ending:
+            if name in self._asked or self._ending:
                 return
             self._asked.add(name)
             self._wanted.append(name)
@@ -136,14 +137,13 @@ class Kernels:
 
     def _make(self, name: str) -> None:
         with self._making:
-            if name in self._ready or self._failed or self._ending:
+            if name in self._ready or name in self._failed or self._ending:
                 return
             try:
                 self._ready[name] = _compiled(name)
             except Exception as error:  # numba is not there, not whole, or not for this processor
-                self._failed = self._failed or name not in _NATIVE
-                self._asked.add(name)
-                log.debug("torch does without compiled kernels: %s: %s", name, error)
+                self._failed.add(name)
+                log.debug("the kernel %s is done without: %s", name, error)
 
     def before_fork(self) -> None:
         """Wait until no kernel is being made, and let none be begun."""

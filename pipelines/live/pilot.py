@@ -27,8 +27,8 @@ from bertvision.pipelines.progress import progress
 from bertvision.pipelines.ranks import Rank
 from bertvision.pipelines.training.group import Group
 from bertvision.pipelines.training.lightning import quiet_lightning, trainer
-from bertvision.pipelines.training.plan import TrainingPass
 from bertvision.pipelines.training.train import plan_passes
+from bertvision.pipelines.training.training_pass import TrainingPass
 from bertvision.pipelines.workspace.job_options import Source, TrainOptions
 from bertvision.pipelines.workspace.runs import Run
 from bertvision.pipelines.workspace.workspace import Workspace

@@ -26,9 +26,9 @@ from bertvision.pipelines.tasks.registry import head_kind
 from bertvision.pipelines.tasks.scores import headline, headline_metric
 from bertvision.pipelines.training.evaluate import evaluate_across, is_evaluated
 from bertvision.pipelines.training.launch import share_out
-from bertvision.pipelines.training.plan import SplitOpener
 from bertvision.pipelines.training.train import train
 from bertvision.pipelines.training.trained_head import kind_of_run
+from bertvision.pipelines.training.training_pass import SplitOpener
 from bertvision.pipelines.workspace.heads import (
     ResidentActivations,
     head_activations,

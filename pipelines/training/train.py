@@ -44,9 +44,9 @@ from bertvision.pipelines.training.lightning import (
     trainer,
 )
 from bertvision.pipelines.training.module import HeadsModule, head_loss
-from bertvision.pipelines.training.plan import SplitOpener, TrainingPass
 from bertvision.pipelines.training.resume import ResumeFile
 from bertvision.pipelines.training.trained_head import head_lock, kind_of_run
+from bertvision.pipelines.training.training_pass import SplitOpener, TrainingPass
 from bertvision.pipelines.workspace.heads import head_activations
 from bertvision.pipelines.workspace.job_options import TrainOptions
 from bertvision.pipelines.workspace.records import PassRecord, RunMetrics, read_run_metrics
