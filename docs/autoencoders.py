@@ -47,8 +47,9 @@ ORDERS: dict[str, dict[str, Any]] = {
     "1 shard": {"buffer": 1},
     "stored order": {"shuffle": False},
 }
-"""Options of the streams whose vectors are mixed less and less, and the tokens of their shards."""
+"""Options of the streams whose vectors are mixed less and less."""
 MIXED, SHARD_TOKENS = "mixed", 512
+"""Folder of the store that they read, and the tokens of its shards."""
 EPOCHS, BATCH, LATENTS, ACTIVE, RATE = 2, 256, 1280, 32, 3e-3
 BUFFER = 32 * BATCH
 """Tokens that are mixed live: SAELens fills as many, and keeps a half back."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import threading
 from collections.abc import Callable, Sequence
@@ -22,7 +23,7 @@ from bertvision.featurestore.reader import SplitReader
 
 
 class _OnDevice(NamedTuple):
-    """What lies on a device: codes (layers, rows, width), scales (rows, layers, …), moments."""
+    """Memory of a device: codes (layers, rows, width), scales (rows, layers, …), moments."""
 
     codes: Tensor
     scale: Tensor | None
@@ -67,16 +68,9 @@ class ResidentCodes:
         hidden = split.record.hidden_size
         self._shape = len(self._taken), rows, encoding.codes_size(hidden)
         self._scale_shape = rows, len(self._taken), *encoding.scale_shape(hidden)
-        size = math.prod(self._shape) * encoding.torch_dtype.itemsize
-        if encoding.quantised:
-            size += math.prod(self._scale_shape) * encoding.scale_torch_dtype.itemsize
-        if size > (free := _free_bytes(self.device)):
-            raise InputError(
-                f"{split.name} takes {size / 1e9:,.1f} GB, and {self.device} has {free / 1e9:,.1f} "
-                "GB free: take fewer layers there, or stream it from the store"
-            )
+        self._check_room()
         self._memory: _OnDevice | None = None
-        self._lock = threading.Lock()
+        self._lock, self._process = threading.Lock(), os.getpid()
 
     def batch(
         self,
@@ -101,19 +95,23 @@ class ResidentCodes:
                 f"layer {split.record.layers[missing[0]]} of {split.name} is not on {here}, where "
                 f"{', '.join(map(str, self.layers))} are: name it in `split.to`"
             )
+        if self._process != os.getpid():  # a thread that a fork left behind may hold the lock
+            self._lock, self._process = threading.Lock(), os.getpid()
         with self._lock:
             all_codes, all_scale, stats = self._memory = self._memory or self._read()
         lengths = split.plan.n_tokens[examples].astype(np.int64)
         rows = np.repeat(split.plan.first_token[examples] - np.cumsum(lengths) + lengths, lengths)
         index = torch.from_numpy(rows + np.arange(len(rows))).to(here)
         places = [self._taken.index(position) for position in positions]
+        scale = None if all_scale is None else all_scale.index_select(0, index)
         if places == list(range(len(self._taken))):
             codes = all_codes.index_select(1, index)
         else:
+            scale = None if scale is None else scale[:, places]
             codes = torch.stack([all_codes[place].index_select(0, index) for place in places])
         return ActivationBatch(
             codes=codes.transpose(0, 1),
-            scale=None if all_scale is None else all_scale.index_select(0, index)[:, places],
+            scale=scale,
             stats=stats and ChannelStats(*(values[list(positions)] for values in stats)),
             lengths=torch.from_numpy(lengths).to(here),
             examples=torch.from_numpy(examples).to(here),
@@ -124,8 +122,21 @@ class ResidentCodes:
             memory=memory if here.type == "cpu" else None,
         )
 
+    def _check_room(self) -> None:
+        """Refuse a split that does not fit, when it is opened and again when it is read."""
+        split, encoding = self._split, self._split.encoding
+        size = math.prod(self._shape) * encoding.torch_dtype.itemsize
+        if encoding.quantised:
+            size += math.prod(self._scale_shape) * encoding.scale_torch_dtype.itemsize
+        if size > (free := _free_bytes(self.device)):
+            raise InputError(
+                f"{split.name} takes {size / 1e9:,.1f} GB, and {self.device} has {free / 1e9:,.1f} "
+                "GB free: take fewer layers there, or stream it from the store"
+            )
+
     def _read(self) -> _OnDevice:
         split, encoding, here = self._split, self._split.encoding, self.device
+        self._check_room()  # others may have been read meanwhile
         codes = torch.empty(self._shape, dtype=encoding.torch_dtype, device=here)
         scale = stats = None
         if encoding.quantised:
@@ -157,22 +168,23 @@ def find_device(name: torch.device | str) -> torch.device:
         InputError: There is no such device here.
     """
     try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        if torch.device(name).type == "meta":
+            raise RuntimeError("it holds no values")
+        return torch.empty(0, device=torch.device(name)).device  # with its number
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
         known = ("cpu", "cuda", "mps", "xpu")
         raise InputError(
             f"device {str(name)!r}: {did_you_mean(str(name), known)}name one that torch has on "
             f"this machine, such as cpu or cuda ({str(error).splitlines()[0]})"
         ) from None
-    return device
 
 
 def _free_bytes(device: torch.device) -> float:
     """Memory of a device that may be taken; infinite where that is not known."""
     if device.type == "cuda":
-        return float(torch.cuda.mem_get_info(device)[0])
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return float(torch.cuda.mem_get_info(device)[0] + cached)
     if device.type == "cpu" and _MEMORY.is_file():
-        (available,) = re.findall(r"^MemAvailable: +(\d+) kB$", _MEMORY.read_text(), re.MULTILINE)
-        return 1024.0 * int(available)
+        available = re.search(r"^MemAvailable: +(\d+) kB$", _MEMORY.read_text(), re.MULTILINE)
+        return 1024.0 * int(available[1]) if available else float("inf")
     return float("inf")

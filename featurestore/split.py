@@ -62,11 +62,8 @@ class ActivationSplit(SplitReader, Sequence[torch.Tensor]):
 
     def __reduce__(self) -> tuple[Callable[..., ActivationSplit], tuple[Any, ...]]:
         """Open again elsewhere: an open file and the memory of a device are of one process."""
-        return _reopened, (self.storage, self.tag, self.split, *self._kept_on)
-
-    @property
-    def _kept_on(self) -> tuple[str, list[int]] | tuple[()]:
-        return (str(self.resident.device), self.resident.layers) if self.resident else ()
+        here = (str(self.resident.device), self.resident.layers) if self.resident else ()
+        return _reopened, (type(self), self.storage, self.tag, self.split, *here)
 
     def __repr__(self) -> str:
         kept_on = f" on {self.resident.device}" if self.resident else ""
@@ -138,8 +135,8 @@ class ActivationSplit(SplitReader, Sequence[torch.Tensor]):
     ) -> ActivationSplit:
         """The split with its codes on a device, where batches are gathered; the store is read once.
 
-        On a GPU nothing travels any more, for any number of epochs and heads; a split in a bucket
-        or on a slow disk is read once. What reads whole shards or arrays (`tokens`, `dask`,
+        On a GPU no hidden states travel any more, for any number of epochs and heads; a split in a
+        bucket or on a slow disk is read once. What reads whole shards or arrays (`tokens`, `dask`,
         `array`, …) still reads the store.
 
         Args:
@@ -157,7 +154,9 @@ class ActivationSplit(SplitReader, Sequence[torch.Tensor]):
             >>> [len(batch) for batch in bertvision.ActivationLoader(split, batch_size=20)]
             [20, 20, 20, 12]
         """
-        return _reopened(self.storage, self.tag, self.split, device, layers)
+        opened = type(self)(self.storage, self.tag, self.split)
+        opened.resident = ResidentCodes(opened, device, layers)
+        return opened
 
     def logits(self, example: int) -> TopLogits:
         """The most probable next tokens of each token of an example, for the rows of `__getitem__`.
@@ -454,14 +453,8 @@ class ActivationSplit(SplitReader, Sequence[torch.Tensor]):
 
 
 def _reopened(
-    storage: Storage,
-    tag: str,
-    split: str,
-    device: torch.device | str | None = None,
-    layers: int | str | Sequence[int | str] | None = None,
+    kind: type[ActivationSplit], storage: Storage, tag: str, split: str, *kept_on: Any
 ) -> ActivationSplit:
     """A split, with its codes on a device where one is named."""
-    opened = ActivationSplit(storage, tag, split)
-    if device is not None:
-        opened.resident = ResidentCodes(opened, device, layers)
-    return opened
+    opened = kind(storage, tag, split)
+    return opened.to(*kept_on) if kept_on else opened

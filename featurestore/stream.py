@@ -57,7 +57,8 @@ class ActivationLoader:
     draws from them nonetheless is told by an InputError.
 
     Args:
-        split: a complete split; batches of one on a device (`ActivationSplit.to`) are there.
+        split: a complete split; `ActivationSplit.to` keeps its codes, and so its batches, on a
+            device.
         batch_size: examples per batch and rank.
         layers: indices of hidden states to read, or all.
         shuffle: a seeded order per epoch (`ShuffleSampler`), or the stored one.
@@ -113,7 +114,10 @@ class ActivationLoader:
         if self._logits:
             split.require_logits()
             if split.resident is not None:
-                raise InputError("logits=True is of a split in its store: leave `to` out")
+                raise InputError(
+                    "logits=True: log-probabilities are read from the store, not from a device; "
+                    "leave `to` out"
+                )
         if sampler is not None and not isinstance(sampler, Sampler):
             raise InputError(f"sampler is {sampler!r}: give a subclass of bertvision.Sampler")
         if sampler is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -79,7 +80,7 @@ class Status(ShownRecord):
             contents: Content of the workspace, as `pipelines.workspace.status` gives it.
             workspace: Workspace that the call named; None where it is that of the current folder.
         """
-        named = "" if workspace is None else f" --workspace {shlex.quote(str(workspace))}"
+        named = "" if workspace is None else f" --workspace {shlex.quote(os.fspath(workspace))}"
         return cls(**contents | {"next": [command + named for command in contents["next"]]})
 
     def table(self, values: Values) -> str:

@@ -138,7 +138,9 @@ def train(
     if asked.name != "store" and not (rank.alone and devices == 1):
         raise InputError(f"--source {source} is for one process: leave it out, or --devices")
     if asked.name != "store" and data_device is not None:
-        raise InputError(f"--data-device {data_device} is of what is stored: leave out --source")
+        raise InputError(
+            f"--data-device {data_device} keeps a split that is stored: leave --source {source} out"
+        )
     space = find_workspace(workspace, store)
     runs, tag = asked_training(
         space, heads, checkpoint, options, seed=seed, fraction=fraction, source=asked

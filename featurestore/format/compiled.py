@@ -50,7 +50,7 @@ _SIGNATURES = {
     "transform_decode float32": f"uint16[::1], {_I8}, float32, {_F4}, uint32[::1], {_F4}, {_I8}, "
     f"{_I8}, {_SIZES}",
     "gather_rows": f"{_I8}, int64[:, ::1]",
-    "read_run": f"int32, {_I8}, int64, {_I8}, uint64[:, ::1], int64, int64, int64, {_I8}",
+    "read_run": f"int32, {_I8}, int64, {_I8}, uint64[:, ::1], int64, int64, int64, boolean[::1]",
 }
 """The types of the arguments of each kernel: a function of `kernels`, and the type of its hidden
 states, which float16 shares with bfloat16."""
@@ -90,10 +90,10 @@ class Kernels:
         return kernel
 
     def make(self, *names: str) -> bool:
-        """Make kernels now, all of them by default; whether those of numba alone are ready."""
+        """Make kernels now, all of them by default; whether they are ready."""
         for name in names or self.names:
             self._make(name)
-        return self._failed <= set(_NATIVE)
+        return all(name in self._ready for name in names or self.names)
 
     def require(self, name: str) -> Kernel:
         """A kernel that nothing in torch stands for, made now if it is not ready.

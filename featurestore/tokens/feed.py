@@ -206,11 +206,9 @@ def _bytes_of(rows: npt.NDArray[Any]) -> Tensor:
 
 
 def _addresses(source: npt.NDArray[Any], target: npt.NDArray[Any]) -> tuple[int, int, int, int]:
-    """What the kernel is told of an array: see `native.gather_rows`."""
-    row = source.strides[0]
-    places = (array.__array_interface__["data"][0] for array in (source, target))
-    begin, to = places
-    return begin, row, to, int(row >= _LONG_ROW)
+    """A row of the table that `native.gather_rows` takes, of an array and its target."""
+    begin, to = (array.__array_interface__["data"][0] for array in (source, target))
+    return begin, source.strides[0], to, int(source.strides[0] >= _LONG_ROW)
 
 
 _LONG_ROW = 128  # bytes

@@ -12,7 +12,6 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -431,7 +430,7 @@ def pad_id(tokenizer: Any, config: PreTrainedConfig) -> int:
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The fast tokenizer of a checkpoint folder, the same object for all callers.
+    """Load the fast tokenizer of a checkpoint folder.
 
     Raises:
         InputError: there is none, or it gives no character offsets.
@@ -442,12 +441,6 @@ def load_tokenizer(folder: Path) -> Any:
             f"{folder} has no {' or '.join(VOCABULARIES)}: take a checkpoint that comes with its "
             "tokenizer, or save one beside it with transformers' save_pretrained"
         )
-    stats = ((name, (folder / name).stat()) for name in _FILES if (folder / name).is_file())
-    return _tokenizer(folder, tuple((name, s.st_mtime_ns, s.st_size) for name, s in stats))
-
-
-@lru_cache(maxsize=2)  # a vocabulary of 262,144 takes seconds, and a job asks for it several times
-def _tokenizer(folder: Path, files: tuple[tuple[str, int, int], ...]) -> Any:
     with quiet_transformers():
         try:
             tokenizer = AutoTokenizer.from_pretrained(

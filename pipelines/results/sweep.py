@@ -111,6 +111,7 @@ def sweep(
         log.info("train %s on %s", counted(len(group), "head"), tag)
         with part:
             train(workspace, group, tag, options, splits=splits)
+    del splits  # and the memory of a device is free
     wanted: set[tuple[str, str, str]] = set()
     for tokens, group in groups.items():
         trained = [(str(source), run) for source in sources[tokens] for run in group]

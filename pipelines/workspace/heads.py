@@ -169,8 +169,10 @@ class ResidentActivations:
     """
 
     def __init__(self, device: str, runs: Sequence[Run], layers: Sequence[int] | None) -> None:
-        own = any("layers" in run.settings for run in runs)
-        self._device, self._layers = device, None if own else layers
+        wanted = [run.settings.get("layers", layers) for run in runs]
+        self._device, self._layers = device, None
+        if None not in wanted:
+            self._layers = sorted({layer for of_run in wanted for layer in of_run})
         self._splits: dict[tuple[str, TokenPooling, str], ActivationSplit] = {}
 
     def __call__(
@@ -179,8 +181,7 @@ class ResidentActivations:
         """The split, as `head_activations` gives it, on the device.
 
         Raises:
-            InputError: As of `ActivationSplit.to`, or as of `head_activations`, likewise all
-                others.
+            BertvisionError: As of `head_activations` and `ActivationSplit.to`.
         """
         key = tag, tokens, split
         if key not in self._splits:
