@@ -158,7 +158,9 @@ def _errors(report: Report) -> str:
     lines = [header, ["---", *["---:"] * 3]]
     for name, errors in measured.items():
         if any(errors.values()):
-            lines.append([_side(name), *(f"{error:.1e}" for error in errors.values())])
+            lines.append(
+                [_side(name), *(f"{error:.1e}".replace("e-0", "e-") for error in errors.values())]
+            )
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
