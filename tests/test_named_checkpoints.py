@@ -56,6 +56,8 @@ def adopted(checkpoints: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
         ("step512", True),
         ("step1000", True),
     ]
+    command = "bertvision extract --checkpoint main,step512,step1000 --task text --data FILE"
+    assert done.next == [f"{command} --workspace {root}"]
     return root
 
 
@@ -89,7 +91,8 @@ def test_they_are_probed_and_compared_side_by_side(adopted: Path, texts: Path) -
     )
     rows = bertvision.probe("rows", checkpoint=STEPS, pool="mean", workspace=adopted)
     assert list(dict.fromkeys(row.tag for row in rows)) == ["main", "step512", "step1000"]
-    assert bertvision.report(workspace=adopted)
+    page = Path(bertvision.report(workspace=adopted).page)
+    assert "analyses of hidden states" in page.read_text()
     with pytest.raises(UnknownNameError, match=r"step7: made are .*adopt FOLDER:step7` adds it"):
         bertvision.extract("step7", task="rows", split="all", workspace=adopted)
 

@@ -97,7 +97,8 @@ class _Stored(NamedTuple):
 def _laboratory(workspace: Workspace, splits: _Stored) -> list[str]:
     """Where nothing is left undone: all other heads, and what came out."""
     learns = find_task(workspace.config.task.name).learns
-    if not learns and (bare := sorted({*workspace.snapshots()} - {*workspace.stored()})):
+    stored = workspace.stored()
+    if not learns and (bare := [tag for tag in workspace.snapshots() if tag not in stored]):
         return [f"bertvision extract --checkpoint {','.join(bare)} --task text --data FILE"]
     commands = ["bertvision sweep"] if learns and not _swept(workspace, splits) else []
     probed = any((workspace.root / room).is_dir() for room in ("probes", "ridge_probes"))
