@@ -183,7 +183,7 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def drop_cache(paths: Iterable[Path]) -> None:
+def drop_cache(paths: Iterable[Path]) -> bool:
     """Make files cold: write them out, then let the kernel forget their pages.
 
     Warns where pages stay (a file that is mapped somewhere, or a file system that ignores the
@@ -191,6 +191,9 @@ def drop_cache(paths: Iterable[Path]) -> None:
 
     Args:
         paths: files, or folders with everything below them.
+
+    Returns:
+        Whether they are cold.
     """
     files = list(_files(paths))
     for file in files:
@@ -203,6 +206,7 @@ def drop_cache(paths: Iterable[Path]) -> None:
     if (share := cached_share(files)) > 0.1:
         names = ", ".join(sorted({file.parent.name for file in files})[:3])
         warnings.warn(f"{share:.0%} of the files in {names} stayed cached", stacklevel=2)
+    return share <= 0.1
 
 
 def cached_share(paths: Iterable[Path]) -> float:
