@@ -373,14 +373,16 @@ def has_small_examples(split: SplitReader) -> bool:
 def default_readers(split: SplitReader, nbytes: int) -> int:
     """Threads that read, where nobody says how many: two, or one of what is small and near.
 
-    Two threads read more in the same time where each reads for milliseconds. Of small batches they
-    wait for each other and for the interpreter, and two read less than one.
+    Two threads read more in the same time where each reads, or decodes a transform, for
+    milliseconds. Of small batches they wait for each other and for the interpreter, and two read
+    less than one.
 
     Args:
         split: Split to read.
         nbytes: codes that one of them reads at a time.
     """
-    return 2 if split.storage.distant or nbytes >= _LARGE_BYTES else 1
+    slow = split.storage.distant or split.encoding.transformed
+    return 2 if slow or nbytes >= _LARGE_BYTES else 1
 
 
 def early_shards(split: SplitReader, layers: int, readers: int) -> int:

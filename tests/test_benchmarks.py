@@ -305,3 +305,19 @@ def test_frozen_says_after_how_many_epochs_a_store_has_paid_for_itself(
     assert all(len(figures) == 2 for figures in written["results"].values())
     assert written["settings"]["seconds_to_store"] > 0
     assert "has paid for itself after" in printed
+
+
+@pytest.mark.slow
+def test_encodings_are_written_and_read_side_by_side(
+    tmp_path: Path, tiny_bert: Path, dev_json: Path
+) -> None:
+    report_path = tmp_path / "encodings.json"
+    run(
+        *("encodings.py", "--quick", "--folder", tmp_path, "--json", report_path),
+        *("--model", tiny_bert, "--data", dev_json),
+    )
+    written = json.loads(report_path.read_text())
+    conditions = {"extraction", "all layers", "last layer"}
+    encodings = {"bfloat16", "int8", "int4", *(f"transform:{e}" for e in (0.05, 0.115, 0.2))}
+    assert set(written["results"]) == {f"{e} | {c}" for e in encodings for c in conditions}
+    assert set(written["settings"]["readers"]) == encodings
