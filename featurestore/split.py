@@ -111,8 +111,8 @@ class ActivationSplit(SplitReader, Sequence[torch.Tensor]):
             if not logits:
                 return batch
             of_device = self.resident.device
-            top = self.gather_logits(wanted, self._shard).map(torch.from_numpy)
-            return replace(batch, logits=top.map(lambda x: x.to(of_device)))
+            stored = self.gather_logits(wanted, self._shard).map(torch.from_numpy)
+            return replace(batch, logits=stored.map(lambda x: x.to(of_device)))
         lengths = self.plan.n_tokens[wanted].astype(np.int64)
         self._shard(int(self.plan.shard[wanted[0]]))  # what it lacks is said before memory is taken
         codes, scale = self.buffers(int(lengths.sum()), len(positions))

@@ -81,7 +81,7 @@ class Status(ShownRecord):
             workspace: Workspace that the call named; None where it is that of the current folder.
         """
         named = "" if workspace is None else f" --workspace {shlex.quote(os.fspath(workspace))}"
-        return cls(**contents | {"next": [command + named for command in contents["next"]]})
+        return cls(**dict(contents) | {"next": [command + named for command in contents["next"]]})
 
     def table(self, values: Values) -> str:
         """The text that the command prints."""

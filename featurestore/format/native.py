@@ -6,38 +6,41 @@ checksum differs, `shard` reads the run again and says what is wrong.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import llvmlite.binding as llvm
-import xxhash
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 _I8, _I4 = types.int64, types.int32
-llvm.load_library_permanently(str(xxhash._xxhash.__file__))
+llvm.load_library_permanently(str(import_module("xxhash._xxhash").__file__))
 if None in map(llvm.address_of_symbol, ("XXH3_64bits", "pread", "memcpy")):
     raise ImportError("this build of xxhash, or this system, has no such functions to call")
-pread = types.ExternalFunction("pread", _I8(_I4, _I8, _I8, _I8))
-memcpy = types.ExternalFunction("memcpy", _I8(_I8, _I8, _I8))
-xxh3_64 = types.ExternalFunction("XXH3_64bits", types.uint64(_I8, _I8))
+pread: Any = types.ExternalFunction("pread", _I8(_I4, _I8, _I8, _I8))
+memcpy: Any = types.ExternalFunction("memcpy", _I8(_I8, _I8, _I8))
+xxh3_64: Any = types.ExternalFunction("XXH3_64bits", types.uint64(_I8, _I8))
 _LINE, _AHEAD = 64, 4  # bytes of the processor's cache lines; rows that are asked for ahead
 
 
-@intrinsic
-def prefetch(_context: Any, address: Any) -> Any:
+def _prefetch(_context: Any, address: Any) -> Any:
     """Ask for the memory at an address, without waiting for it."""
 
     def generate(_: Any, builder: Any, __: Any, arguments: Any) -> None:
         pointer, number = ir.IntType(8).as_pointer(), ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        name = "llvm.prefetch.p0i8"
+        function = cgutils.get_or_insert_function(builder.module, kind, name)  # type: ignore[no-untyped-call]
         of_reads, to_stay, of_data = (ir.Constant(number, value) for value in (0, 3, 1))
         where = builder.inttoptr(arguments[0], pointer)
         builder.call(function, [where, of_reads, to_stay, of_data])
 
     return types.void(address), generate
+
+
+prefetch: Any = intrinsic(_prefetch)
 
 
 def gather_rows(rows: Any, arrays: Any) -> None:
