@@ -27,7 +27,7 @@ MOST_EARLY = 8
 """Shards that are opened before they are needed, at most."""
 _SMALL_EXAMPLE = 4 << 10  # bytes of a layer
 _LOADED_BYTES = 256 << 20  # of the small examples of a split
-_LARGE_BYTES = 16 << 20  # of codes that keep a thread busy for milliseconds
+_LARGE_BYTES = 4 << 20  # of codes that keep a thread busy for half a millisecond
 _MOST_OPEN = 192  # a sampler may come back to any shard, but systems allow only so many open files
 _Result = TypeVar("_Result")
 _Batch = TypeVar("_Batch")
@@ -374,7 +374,7 @@ def default_readers(split: SplitReader, nbytes: int) -> int:
     """Threads that read, where nobody says how many: two, or one of what is small and near.
 
     Two threads read more in the same time where each reads, or decodes a transform, for
-    milliseconds. Of small batches they wait for each other and for the interpreter, and two read
+    some time. Of small batches they wait for each other and for the interpreter, and two read
     less than one.
 
     Args:
