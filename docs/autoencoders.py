@@ -17,7 +17,6 @@ from __future__ import annotations
 import itertools
 import json
 import random
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -66,7 +65,7 @@ def main(model: Path, data: Path, folder: Path) -> None:
         write_texts(data / "squad" / f"{name}.json.gz", every, folder / "texts" / f"{name}.jsonl")
     for encoding in STORED:
         extract(model, folder, encoding)
-    extract(model, folder, MIXED, "--shard-tokens", str(SHARD_TOKENS))
+    extract(model, folder, MIXED, shard_tokens=SHARD_TOKENS)
     (folder / "runs").mkdir(exist_ok=True)
     check = Check(model, folder)
     for seed, source in itertools.product(range(SEEDS), (*SOURCES, *ORDERS)):
@@ -77,17 +76,21 @@ def main(model: Path, data: Path, folder: Path) -> None:
     write_table("autoencoders_order", ORDERS, folder, check)
 
 
-def extract(model: Path, folder: Path, name: str, *more: str) -> None:
+def extract(model: Path, folder: Path, name: str, **more: int) -> None:
     """Store the layer, in float32 of both splits."""
-    encoding = "int8" if name == MIXED else name
-    command = [
-        *("bertvision", "extract", "--model", str(model), "--task", "text"),
-        *("--data", str(folder / "texts"), "--max-length", str(LENGTH), "--keep", "from:1"),
-        *("--layers", str(LAYER), "--encoding", encoding, "--precision", "32"),
-        *("--split", "train,dev" if encoding == "float32" else "train"),
-        *("--workspace", str(folder / name), *more),
-    ]
-    subprocess.run(command, check=True)
+    bertvision.extract(
+        model=str(model),
+        task="text",
+        data=str(folder / "texts"),
+        max_length=LENGTH,
+        keep="from:1",
+        layers=LAYER,
+        encoding="int8" if name == MIXED else name,
+        precision="32",
+        split="train,dev" if name == "float32" else "train",
+        workspace=folder / name,
+        **more,
+    )
 
 
 def stored(folder: Path, source: str, part: str) -> bertvision.ActivationSplit:

@@ -120,7 +120,7 @@ def test_a_record_of_a_shard_is_never_larger_than_what_is_read(tmp_path: Path) -
     made = Made([1] * 3000, layers=25, hidden=1, shard_tokens=4096)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shard, "SMALL_BYTES", 500_000)
-        with pytest.raises(InputError, match=r"take fewer tokens to a shard \(--shard-tokens\)"):
+        with pytest.raises(InputError, match=r"take fewer tokens to a shard \(shard_tokens\)"):
             made.write(tmp_path / "refused")
     made.write(tmp_path / "store")
     path = tmp_path / "store/ledger/1e/train/00000.json"

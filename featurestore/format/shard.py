@@ -78,7 +78,7 @@ def check_record_size(plan: ShardPlan, layers: int) -> None:
         raise InputError(
             f"a shard would have {most:,} examples in {layers} layers, whose checksums take "
             f"{size:,} bytes of its record: {SMALL_BYTES:,} at most are read; take fewer tokens to "
-            "a shard (--shard-tokens), or fewer layers"
+            "a shard (shard_tokens), or fewer layers"
         )
 
 
