@@ -41,14 +41,11 @@ LAYER, LENGTH, SEEDS = 9, 128, 3
 STORED = ("float32", "int8", "int4", "transform:0.115", "transform:0.3")
 SOURCES = (*STORED, "live")
 ORDERS: dict[str, dict[str, Any]] = {
-    "all shards": {"buffer": 1 << 20},
-    "16 shards": {"buffer": 16},
+    "int8": {},
     "1 shard": {"buffer": 1},
     "stored order": {"shuffle": False},
 }
-"""Options of the streams whose vectors are mixed less and less."""
-MIXED, SHARD_TOKENS = "mixed", 512
-"""Folder of the store that they read, and the tokens of its shards."""
+"""Options of streams of the int8 store whose vectors are mixed less and less."""
 EPOCHS, BATCH, LATENTS, ACTIVE, RATE = 2, 256, 1280, 32, 3e-3
 BUFFER = 32 * BATCH
 """Tokens that are mixed live: SAELens fills as many, and keeps a half back."""
@@ -65,10 +62,9 @@ def main(model: Path, data: Path, folder: Path) -> None:
         write_texts(data / "squad" / f"{name}.json.gz", every, folder / "texts" / f"{name}.jsonl")
     for encoding in STORED:
         extract(model, folder, encoding)
-    extract(model, folder, MIXED, shard_tokens=SHARD_TOKENS)
     (folder / "runs").mkdir(exist_ok=True)
     check = Check(model, folder)
-    for seed, source in itertools.product(range(SEEDS), (*SOURCES, *ORDERS)):
+    for source, seed in itertools.product(dict.fromkeys((*STORED, *ORDERS, "live")), range(SEEDS)):
         path = folder / "runs" / f"{source}-{seed}.json"
         if not path.is_file():
             path.write_text(json.dumps(run(model, folder, source, seed, check)), encoding="utf-8")
@@ -76,7 +72,7 @@ def main(model: Path, data: Path, folder: Path) -> None:
     write_table("autoencoders_order", ORDERS, folder, check)
 
 
-def extract(model: Path, folder: Path, name: str, **more: int) -> None:
+def extract(model: Path, folder: Path, encoding: str) -> None:
     """Store the layer, in float32 of both splits."""
     bertvision.extract(
         model=str(model),
@@ -85,18 +81,17 @@ def extract(model: Path, folder: Path, name: str, **more: int) -> None:
         max_length=LENGTH,
         keep="from:1",
         layers=LAYER,
-        encoding="int8" if name == MIXED else name,
+        encoding=encoding,
         precision="32",
-        split="train,dev" if name == "float32" else "train",
-        workspace=folder / name,
-        **more,
+        split="train,dev" if encoding == "float32" else "train",
+        workspace=folder / encoding,
     )
 
 
 def stored(folder: Path, source: str, part: str) -> bertvision.ActivationSplit:
     """A split, ``train`` or ``dev``, that a source reads."""
-    name = MIXED if source in ORDERS else source
-    store = bertvision.ActivationStore.open(folder / name / "activations")
+    encoding = "int8" if source in ORDERS else source
+    store = bertvision.ActivationStore.open(folder / encoding / "activations")
     split: bertvision.ActivationSplit = store[f"0e/texts-{part}-kept"]
     return split
 
@@ -248,7 +243,7 @@ def write_table(table: str, sources: Iterable[str], folder: Path, check: Check) 
         for key in ("l0", "dead", "rate"):
             values = [run[key] for run in runs]
             row |= {key: float(np.mean(values)), f"{key}_sd": float(np.std(values, ddof=1))}
-        if source != "live":
+        if source in STORED:
             info = stored(folder, source, "train").info()
             row["bytes"] = info["bytes"] / info["tokens"] / len(info["layers"])
         rows.append(row)

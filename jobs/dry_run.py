@@ -214,6 +214,7 @@ def plan_train(
     overwrite: bool,
     devices: int,
     source: str,
+    data_device: str | None,
     workspace: StrPath | None,
     store: StrPath | None,
     tensorboard: bool,
@@ -223,7 +224,7 @@ def plan_train(
     """Plan `train`; arguments and errors are its own.
 
     Raises:
-        InputError: The source is not the store.
+        InputError: The source is not the store, or there is no such device.
     """
     if Source.parse(source).name != "store":
         raise InputError(
@@ -232,6 +233,7 @@ def plan_train(
         )
     space = find_workspace(workspace, store)
     runs, tag = asked_training(space, options=options, **given)
+    _check_device(data_device)
     from bertvision.pipelines.planning import plan_training
 
     return _training(plan_training(space, runs, tag, options, overwrite=overwrite), devices)
@@ -243,6 +245,7 @@ def plan_sweep(
     options: TrainOptions,
     split: str,
     devices: int,
+    data_device: str | None,
     workspace: StrPath | None,
     store: StrPath | None,
     **given: Any,
@@ -251,10 +254,18 @@ def plan_sweep(
     space = find_workspace(workspace, store)
     options, rates = with_rates(options, lr, split)
     asked = asked_sweep(space, split=split, pool=options.pool, **given)
+    _check_device(data_device)
     from bertvision.pipelines.planning import plan_sweep as run
 
     plan = run(space, **asked._asdict(), rates=rates, options=options, split=split)
     return _training(plan, devices)
+
+
+def _check_device(name: str | None) -> None:
+    if name is not None:
+        from bertvision.featurestore.resident import find_device
+
+        find_device(name)
 
 
 def _training(plan: TrainingPlan, devices: int) -> Planned:

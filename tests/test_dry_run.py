@@ -39,7 +39,7 @@ def space(workspace: Workspace, tmp_path: Path) -> Path:
 JOBS = (
     ["extract", "--checkpoint", "0e,1e", "--pool", "cls,mean", "--precision", "32"],
     ["extract", "--checkpoint", "untrained", "--encoding", "int4"],
-    ["train", "learned-pooling@f0.5", "--checkpoint", "1e"],
+    ["train", "learned-pooling@f0.5", "--checkpoint", "1e", "--data-device", "cpu"],
     ["sweep", "learned-pooling", "adapter-64-shared", "--seeds", "2", "--fractions", "0,1"],
 )
 
