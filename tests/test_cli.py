@@ -57,7 +57,7 @@ def test_status_offers_to_finish_what_was_begun_with_the_same_options(copy: Path
     assert "dev, tune, train (unfinished)" in text
     command = (
         "bertvision extract --checkpoint 1e --split train --encoding float32 --layers 0,1,2 "
-        "--precision 32"
+        f"--precision 32 --workspace {copy}"
     )
     found = json.loads(done("status", "-w", copy, "--json"))
     assert command in found["next"]
@@ -121,7 +121,8 @@ def test_evaluate_scores_on_the_own_and_on_another_snapshot(copy: Path, dev_json
     assert (found["trained_on"], found["checkpoint"]) == ("0.5e", "1e")
     assert "evaluate on 1e/dev" in result.stderr
     following = json.loads(done("status", "-w", copy, "--json"))["next"]
-    assert following == ["bertvision evaluate learned-pooling --trained-on 1e --checkpoint 1e"]
+    command = "bertvision evaluate learned-pooling --trained-on 1e --checkpoint 1e"
+    assert following == [f"{command} --workspace {copy}"]
     predictions = copy / f"heads/0.5e/{names[1]}/eval/1e/predictions.json"
     official = json.loads(done("score", predictions, dev_json, "--json"))
     assert official == found["rules"]["n-best"]["metrics"]
