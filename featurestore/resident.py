@@ -174,8 +174,8 @@ def find_device(name: torch.device | str) -> torch.device:
     except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
         known = ("cpu", "cuda", "mps", "xpu")
         raise InputError(
-            f"device {str(name)!r}: {did_you_mean(str(name), known)}name one that torch has on "
-            f"this machine, such as cpu or cuda ({str(error).splitlines()[0]})"
+            f"device {str(name)!r}: {did_you_mean(str(name), known)}torch has none of that name on "
+            f"this machine ({str(error).splitlines()[0]}); cpu is always there"
         ) from None
 
 
