@@ -41,7 +41,7 @@ LAYER, LENGTH, SEEDS = 9, 128, 3
 STORED = ("float32", "int8", "int4", "transform:0.115", "transform:0.3")
 SOURCES = (*STORED, "live")
 ORDERS: dict[str, dict[str, Any]] = {
-    "int8": {},
+    "all shards": {},
     "1 shard": {"buffer": 1},
     "stored order": {"shuffle": False},
 }
@@ -64,12 +64,17 @@ def main(model: Path, data: Path, folder: Path) -> None:
         extract(model, folder, encoding)
     (folder / "runs").mkdir(exist_ok=True)
     check = Check(model, folder)
-    for source, seed in itertools.product(dict.fromkeys((*STORED, *ORDERS, "live")), range(SEEDS)):
-        path = folder / "runs" / f"{source}-{seed}.json"
+    for source, seed in itertools.product((*STORED, *ORDERS, "live"), range(SEEDS)):
+        path = path_of(folder, source, seed)
         if not path.is_file():
             path.write_text(json.dumps(run(model, folder, source, seed, check)), encoding="utf-8")
     write_table("autoencoders", SOURCES, folder, check)
     write_table("autoencoders_order", ORDERS, folder, check)
+
+
+def path_of(folder: Path, source: str, seed: int) -> Path:
+    """The file of a run; int8 is mixed within all of its shards."""
+    return folder / "runs" / f"{'int8' if source == 'all shards' else source}-{seed}.json"
 
 
 def extract(model: Path, folder: Path, encoding: str) -> None:
@@ -224,7 +229,7 @@ def write_table(table: str, sources: Iterable[str], folder: Path, check: Check) 
     predicted = sum(len(own) - 1 for own in check.states[:SCORED])
     rows, first = list[Row](), dict[str, np.ndarray]()
     for source in sources:
-        paths = [folder / "runs" / f"{source}-{seed}.json" for seed in range(SEEDS)]
+        paths = [path_of(folder, source, seed) for seed in range(SEEDS)]
         runs = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
         losses = np.array([run["losses"] for run in runs])
         scores = {"variance": 100 * (1 - np.array([run["errors"] for run in runs]) / total)}
