@@ -262,9 +262,7 @@ class LoadedSplit:
             shards = plan.shard[examples]
             for shard in np.unique(shards[~self._there[shards]]).tolist():
                 self.load(shard, shard_of(shard))
-        lengths = plan.n_tokens[examples].astype(np.int64)
-        rows = np.repeat(plan.first_token[examples] - np.cumsum(lengths) + lengths, lengths)
-        rows += np.arange(len(rows))
+        rows = plan.rows_of(examples)
         # "clip", since "raise" copies through memory of its own
         np.take(self._codes, rows, axis=1, out=codes, mode="clip")
         if scale is not None and self._scale is not None:

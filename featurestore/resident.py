@@ -100,8 +100,7 @@ class ResidentCodes:
         with self._lock:
             all_codes, all_scale, stats = self._memory = self._memory or self._read()
         lengths = split.plan.n_tokens[examples].astype(np.int64)
-        rows = np.repeat(split.plan.first_token[examples] - np.cumsum(lengths) + lengths, lengths)
-        index = torch.from_numpy(rows + np.arange(len(rows))).to(here)
+        index = torch.from_numpy(split.plan.rows_of(examples)).to(here)
         places = [self._taken.index(position) for position in positions]
         scale = None if all_scale is None else all_scale.index_select(0, index)
         if places == list(range(len(self._taken))):

@@ -167,6 +167,12 @@ class ShardPlan:
         last = self.examples_of(shard)[-1]
         return int(self.first_token[last] + self.n_tokens[last]) - shard * self.shard_tokens
 
+    def rows_of(self, examples: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Rows of the token axis that examples have, one example after another: (tokens,)."""
+        lengths = self.n_tokens[examples].astype(np.int64)
+        rows = np.repeat(self.first_token[examples] - np.cumsum(lengths) + lengths, lengths)
+        return np.asarray(rows + np.arange(len(rows)))
+
     @cached_property
     def total_tokens(self) -> int:
         """Real tokens in all shards."""

@@ -169,9 +169,8 @@ class ResidentActivations:
     """
 
     def __init__(self, device: str, runs: Sequence[Run], layers: Sequence[int] | None) -> None:
-        wanted = [run.settings.get("layers", layers) for run in runs]
-        named = {layer for of_run in wanted if of_run is not None for layer in of_run}
-        self._device, self._layers = device, None if None in wanted else sorted(named)
+        wanted = {run.settings.get("layers", layers) for run in runs}
+        self._device, self._layers = device, wanted.pop() if len(wanted) == 1 else None
         self._splits: dict[tuple[str, TokenPooling, str], ActivationSplit] = {}
 
     def __call__(
