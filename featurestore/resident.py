@@ -171,10 +171,10 @@ def find_device(name: torch.device | str) -> torch.device:
             raise RuntimeError("it holds no values")
         return torch.empty(0, device=torch.device(name)).device  # with its number
     except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
-        known = ("cpu", "cuda", "mps", "xpu")
+        known, why = ("cpu", "cuda", "mps", "xpu"), str(error).splitlines()[0].partition(". ")[0]
         raise InputError(
             f"device {str(name)!r}: {did_you_mean(str(name), known)}torch has none of that name on "
-            f"this machine ({str(error).splitlines()[0]}); cpu is always there"
+            f"this machine ({why}); cpu is always there"
         ) from None
 
 
